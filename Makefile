@@ -58,7 +58,7 @@ imports: $(INSTALLED) ## who may import whom
 
 ##@ Test
 .PHONY: test test-core test-long test-nightly mission torture replay exhaust planted mutants coverage-simulation torture-windows torture-files \
-        torture-kafka torture-receivers ways newcomer messages
+        torture-kafka torture-kafka-out torture-receivers ways newcomer messages
 test: $(INSTALLED) $(CLASSES) ## what each change must pass, in ten minutes; TESTS="tests/spark -k join" runs some
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),$(BOTH_CORES) -m "not long and not nightly" tests)
 
@@ -84,7 +84,7 @@ exhaust: $(INSTALLED) ## every schedule of small simulated worlds; larger ones f
 	@cd tests && ../$(BIN)/python -m simulation.exhaustive $(or $(SECONDS_EACH),60)
 
 planted: $(INSTALLED) ## take each rule away and see who notices; BUGS="L3 R4" tries some
-	@cd tests && ../$(BIN)/python -m planted.run $(BUGS)
+	@$(WITH_JAVA) cd tests && ../$(BIN)/python -m planted.run $(BUGS)
 
 mutants: $(INSTALLED) $(CLASSES) ## a hundred small bugs in the data side, and the test that finds each; ARGS="state-034 …" tries some
 	@cd tests && java=$$(../tools/find-java.sh) && JAVA_HOME="$$java" ../$(BIN)/python -m mutants.run $(ARGS)
@@ -103,6 +103,9 @@ torture-receivers: $(INSTALLED) ## the same to a job that receives rows, acknowl
 
 torture-kafka: $(INSTALLED) ## the same to a Kafka-to-files job, and to its broker; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_kafka.py $(ARGS)
+
+torture-kafka-out: $(INSTALLED) ## the same to a Kafka-to-Kafka job, as readers of committed records see it; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_kafka_out.py $(ARGS)
 
 ways: $(INSTALLED) ## trace a row, a barrier, a restart and a savepoint through a running job, against docs/architecture.md
 	@$(WITH_JAVA) $(BIN)/python tools/ways.py

@@ -5,8 +5,8 @@ make bench-files ARGS="--files 10000 --megabytes 100"  a tenth of it
 
 Both read the same JSON in one JVM, one engine after the other, filter it and write Parquet, and end when they have
 caught up (``until="caught-up"``, ``availableNow``); what they wrote must be equal. A round over a few files before only
-warms the JVM. Afterwards: the bytes of a checkpoint that knows all the small files, and the seconds that it takes to
-list the folder when nothing is new.
+warms the JVM. Afterwards: the bytes of the largest checkpoint of a run over the small files, and the seconds that it
+takes to look at the folder when nothing is new; first with files that stay, then with ``after_read="archive"``.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def make_big(folder: Path, megabytes: int) -> None:
             file.write(rows)
 
 
-def penstock(spark: SparkSession, rows: Path, folder: Path) -> float:
+def penstock(spark: SparkSession, rows: Path, folder: Path, after_read: str | None = None) -> float:
     """Seconds that a job takes from its start to its end."""
     import penstock as ps
 
     @ps.pipeline("bench")
     def copy(p: Any) -> None:
-        read = p.read("rows", ps.files.Source(str(rows), schema=SCHEMA))
+        read = p.read("rows", ps.files.Source(str(rows), schema=SCHEMA, after_read=after_read))
         read.where("amount > 1").write("out", ps.files.Sink(str(folder / "out"), format="parquet"))
 
     began = time.monotonic()
@@ -119,26 +119,26 @@ def _require_equal(spark: SparkSession, folder: Path) -> None:
         raise AssertionError(msg)
 
 
-def idle(spark: SparkSession, rows: Path, home: Path) -> dict[str, result.Figure]:
-    """The bytes of a checkpoint that knows all files, and the seconds of a look that finds nothing new."""
+def idle(spark: SparkSession, rows: Path, home: Path, after_read: str | None) -> tuple[int, float]:
+    """The bytes of the largest checkpoint of a run, and the seconds of a look afterwards that finds nothing new."""
     import penstock as ps
     from penstock.checkpoint.log import read_history
     from penstock.filesystem.local import LocalFileSystem
 
     with emptied(home / "idle") as folder:
-        penstock(spark, rows, folder)
+        penstock(spark, rows, folder, after_read)
         history = read_history(LocalFileSystem(folder / "state" / "bench"), "bench")
         manifest = history.restore_point
         position = next(task.position for task in manifest.tasks if task.task == "rows") if manifest else None
         entries = (folder / "state" / "bench" / "log").glob("*.json")
-        source = ps.files.Source(str(rows), schema=SCHEMA)
+        source = ps.files.Source(str(rows), schema=SCHEMA, after_read=after_read)
         began = time.monotonic()
         waiting = source.backlog(position)
         seconds = time.monotonic() - began
         if waiting.files:
             msg = f"{waiting.files} files wait after a run that has caught up"
             raise AssertionError(msg)
-        return {"checkpoint_bytes": max(e.stat().st_size for e in entries), "idle_listing_s": round(seconds, 2)}
+        return max(entry.stat().st_size for entry in entries), round(seconds, 2)
 
 
 def main() -> int:
@@ -162,10 +162,15 @@ def main() -> int:
         ours, theirs = found["penstock"], found["structured streaming"]
         figures[f"{name}_file{'s' if name == 'small' else ''}_ratio"] = round(theirs / ours, 2)
         table.append([name, round(ours, 1), round(theirs, 1), round(theirs / ours, 2)])
-    figures |= idle(spark, home / "small", home)
     result.show("Seconds from start to end", ["files", "penstock", "structured streaming", "theirs / ours"], table)
+    looks: list[list[object]] = []
+    for after_read, end in ((None, "_of_kept"), ("archive", "")):  # the last one, since it moves the files away
+        size, seconds = idle(spark, home / "small", home, after_read)
+        figures |= {f"checkpoint_bytes{end}": size, f"idle_listing{end}_s": seconds}
+        looks.append([after_read or "files stay", size, seconds])
+    result.show("A folder that was read", ["after_read", "largest checkpoint, bytes", "a look, s"], looks)
     if arguments.files == FILES and arguments.megabytes == MEGABYTES:
-        print(f"written: {result.save('files', figures, settings=vars(arguments), details=table)}")
+        print(f"written: {result.save('files', figures, settings=vars(arguments), details=[*table, *looks])}")
     result.tell(figures)
     spark.stop()
     return 0

@@ -1,6 +1,7 @@
 """A real Kafka broker, orders appended live, and a pipeline that is killed with -9 and started again half-way.
 
-At the end every order is counted. The pipeline is `kafka_orders.py`; with --keep a copy lies beside its output.
+The sums go to a topic, exactly once. At the end every order is counted, as a reader of committed records sees the
+topic. The pipeline is `kafka_orders.py`; with --keep a copy lies beside its output.
 """
 
 import argparse
@@ -74,15 +75,21 @@ class _Demo:
             self.say(f"   they are in {jars_folder()}", "dim")
         self.say("2  start it: one node, on this machine's loopback interface only; it ends with this demo")
         with Broker(self.home / "broker") as broker:
-            topic = Topics(broker.servers).create("orders", PARTITIONS)
+            topics = Topics(broker.servers)
+            topic, totals = topics.create("orders", PARTITIONS), topics.create("totals", 2)
             self.say(f"   it listens on {broker.servers}; topic {topic} has {PARTITIONS} partitions", "dim")
-            return self.shop(broker.servers, topic)
+            return self.shop(broker.servers, topic, topics, totals)
 
-    def shop(self, servers: str, topic: str) -> bool:
-        self.say("3  run the pipeline: sum by user and minute, exactly once, into out/")
+    def shop(self, servers: str, topic: str, topics: Topics, totals: str) -> bool:
+        self.say(f"3  run the pipeline: sum by user and minute, exactly once, into topic {totals}")
         shop = _Shop(servers, topic, self.rows, self.per_second)
         ends = [len(range(partition, self.rows, PARTITIONS)) for partition in range(PARTITIONS)]
-        where = {"ORDERS_SERVERS": servers, "ORDERS_TOPIC": topic, "ORDERS_ENDS": json.dumps(ends)}
+        where = {
+            "ORDERS_SERVERS": servers,
+            "ORDERS_TOPIC": topic,
+            "ORDERS_ENDS": json.dumps(ends),
+            "ORDERS_TOTALS": totals,
+        }
         shutil.copy(HERE / "kafka_orders.py", self.home)
         code = self.drive(where, lambda line, pid: self.open_or_kill(line, pid, shop))
         if code != -signal.SIGKILL:
@@ -94,7 +101,9 @@ class _Demo:
             self.say(f"the second run ended with {code}", "red")
             return False
         shop.join()
-        self.say("6  read what was published, with plain Python, and compare")
+        self.say(f"6  read topic {totals} with a plain consumer, isolation.level=read_committed, and compare")
+        (self.home / "out").mkdir()
+        keep_totals(topics, totals, self.home / "out")
         return print_verdict(self.output, shop.totals, read_published(self.home / "out", self.home / "bad"))
 
     def drive(self, where: dict[str, str], stop: Callable[[str, int], bool]) -> int:
@@ -124,6 +133,12 @@ class _Demo:
 
     def say(self, text: str, style: str = "") -> None:
         self.output.note(text, style=style)
+
+
+def keep_totals(topics: Topics, totals: str, folder: Path) -> None:
+    """Write what a reader of committed records sees of a topic into a file, a line for each record."""
+    lines = [(record.value or b"").decode() + "\n" for record in topics.read(totals)]
+    (folder / "part-0.json").write_text("".join(lines), encoding="utf-8")
 
 
 def _orders_read(point: Manifest) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -100,6 +101,14 @@ def eight_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name, number in (("MERGE_FAN_IN", 8), ("SLOWDOWN_LIMIT", 24), ("STOP_LIMIT", 32)):
         monkeypatch.setattr(operator, name, number)
+
+
+@pytest.fixture(autouse=True)
+def log_as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command takes the log from the root and keeps it: what another test of this process ran changes nothing."""
+    logger = logging.getLogger("penstock")
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logger, "handlers", [])
 
 
 @pytest.fixture(autouse=True)

@@ -29,6 +29,10 @@ GROUPS = {
         "sink.files.before_move",
         "sink.files.moved",
         "sink.for_each.called",
+        "sink.kafka.begun",
+        "sink.kafka.produced",
+        "sink.kafka.marked",
+        "sink.kafka.committed",
         "sink.published",
     ),
     "A start": (
@@ -46,6 +50,11 @@ GROUPS = {
         "received.block.before",
         "received.block.durable",
         "received.clean.before",
+    ),
+    "Files that were read are archived or deleted": (
+        "source.files.noted",
+        "source.files.moved",
+        "source.files.put_back",
     ),
     "What is no longer needed goes": ("gc.delete.before", "gc.delete.after", "log.trim.before"),
     "A checkpoint leaves as a folder, or comes back from one": (
@@ -79,10 +88,15 @@ REAL_JOBS_ONLY = frozenset(
         "sink.files.before_move",
         "sink.files.moved",
         "sink.for_each.called",
+        "sink.kafka.begun",
+        "sink.kafka.produced",
+        "sink.kafka.marked",
+        "sink.kafka.committed",
         "sink.voided",
+        *GROUPS["Files that were read are archived or deleted"],
     }
 )
-"""What a test with `ps.testing.run` does not come to: it gives no command, receives no rows, and moves no file."""
+"""What a test with `ps.testing.run` does not come to: no command is given, and nothing outside is reached."""
 
 
 def section() -> str:

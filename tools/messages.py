@@ -71,14 +71,20 @@ def messages_of(path: Path, errors: frozenset[str]) -> Iterator[Message]:
     functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda))]
     for function in functions:
         assigned: dict[str, str] = {}
+        waiting: dict[str, str] = {}
         for node in sorted(_own_nodes(function), key=lambda node: (node.lineno, node.col_offset)):
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    assigned[name] = text_of(value, assigned) or assigned.get(name, "")
+                    text = text_of(value, assigned)
+                    before = waiting.get(name)  # of another branch, if no error was made with it
+                    assigned[name] = f"{before} | {text}" if text and before else text or assigned.get(name, "")
+                    waiting[name] = assigned[name]
                 case ast.AugAssign(target=ast.Name(id=name), value=value):
                     assigned[name] = assigned.get(name, "") + (text_of(value, assigned) or "")
                 case ast.Call(func=ast.Name(id=error) | ast.Attribute(attr=error), args=[first, *_]) if error in errors:
                     text = text_of(first, assigned)
+                    if isinstance(first, ast.Name):
+                        waiting.pop(first.id, None)
                     if text:
                         yield Message(error, f"{path.relative_to(ROOT / 'src')}:{node.lineno}", text)
 

@@ -120,7 +120,9 @@ _HOMES: Final = {
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        msg = f"Module 'penstock' has no attribute {name!r}."
+        from penstock.errors import did_you_mean
+
+        msg = f"Module 'penstock' has no attribute {name!r}{did_you_mean(name, __all__)}"
         raise AttributeError(msg)
     if name in _MODULES:
         value: object = import_module(_MODULES[name])

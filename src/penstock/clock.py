@@ -143,7 +143,7 @@ def parse_duration(what: str, text: object, *, least: int = 0) -> int:
         raise GraphError(msg)
     micros = int(found[1]) * unit
     if micros < least:
-        msg = f"{what} {text!r} is too short. It must be at least {least} microseconds."
+        msg = f"{what} {text!r} is too short. It must be at least {format_duration(least)}."
         raise GraphError(msg)
     if abs(micros) > _LONGEST:
         msg = f"{what} {text!r} is too long. It must be at most a thousand years."

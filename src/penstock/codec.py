@@ -248,7 +248,7 @@ class Codec(Generic[T]):
     Savepoint(name='before-v2', checkpoint=7, owner='me')
     >>> codec.from_json({"name": "before-v2", "id": -7, "owner": "me"}, "savepoint.json")
     Traceback (most recent call last):
-    penstock.errors.CheckpointUnreadable: savepoint.json.id: must be a whole number from 0 on, is -7 (int)
+    penstock.errors.CheckpointUnreadable: savepoint.json.id: The value must be a whole number from 0 on, and is -7 ...
     """
 
     def __init__(self, kind: type[T], forms: Mapping[type, JsonForm] | None = None) -> None:

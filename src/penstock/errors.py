@@ -19,6 +19,7 @@ from typing import ClassVar, Final, NoReturn
 #     │   ├── SourceUnavailable          retry
 #     │   ├── SourceChanged              user: what was read or planned is no longer what is there
 #     │   ├── DecodeError                user: a row that cannot be decoded, with its place
+#     │   ├── SinkUnavailable            retry
 #     │   └── SinkBackpressure           retry after a time
 #     ├── CheckpointError
 #     │   ├── CheckpointAborted          external, retry: carries a reason of a closed list
@@ -136,6 +137,12 @@ class DecodeError(ConnectorError):
     """A row cannot be decoded under the declared schema; the message gives its place and the ways out."""
 
     domain = Domain.USER
+
+
+class SinkUnavailable(ConnectorError):
+    """The sink cannot be reached now, or did not take everything."""
+
+    retry = True
 
 
 class SinkBackpressure(ConnectorError):

@@ -232,14 +232,33 @@ class SourceLag:
     """How far a source is behind, in total and by partition (``orders-3``).
 
     ``seconds`` is the maximum over the partitions, ``None`` while one of them is unknown. ``eta_seconds`` is the time
-    until no row is waiting, at the current rate; ``None`` if more rows arrive than are read.
+    until no row is waiting, at the current rate; ``None`` if more rows arrive than are read. A source of files has no
+    ``rows``, but ``files`` and ``bytes`` that are not read yet; its ``seconds`` are the age of the oldest such file.
     """
 
     task: str
-    rows: int
+    rows: int | None
     seconds: float | None
     eta_seconds: float | None
     partitions: Mapping[str, PartitionLag]
+    files: int | None = None
+    bytes: int | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether anything waits."""
+        return bool(self.rows or self.files)
+
+    @property
+    def text(self) -> str:
+        """What waits, for people.
+
+        >>> SourceLag(task="in", rows=None, seconds=2.0, eta_seconds=None, partitions={}, files=3, bytes=1_200).text
+        '3 files (1,200 bytes)'
+        """
+        if self.rows is not None:
+            return f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
+        return f"{self.files or 0:,} file{'' if self.files == 1 else 's'} ({self.bytes or 0:,} bytes)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

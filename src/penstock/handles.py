@@ -282,6 +282,8 @@ def output_names(*outputs: OutputRef) -> str:
 class Guarantee(str, Enum):
     """How often a row takes effect, as far as a connector can promise it."""
 
+    NONE = "none"
+    """It may be lost, and may take effect several times."""
     AT_MOST_ONCE = "at-most-once"
     AT_LEAST_ONCE = "at-least-once"
     EXACTLY_ONCE = "exactly-once"

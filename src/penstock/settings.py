@@ -87,10 +87,16 @@ class Settings:
 
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            unit = " microseconds (10 ms)" if least == 10_000 else ""  # noqa: PLR2004 - the bound set above
-            msg = f"{name} is {value!r}, but must be a whole number of at least {least}{unit}."
-            raise SettingsError(msg)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+            return
+        if is_duration(name):
+            shown = format_duration(value) if type(value) is int else repr(value)
+            msg = (
+                f"{name} is {shown}, but must be at least {format_duration(least)}. Write it with a unit, as in '5 s'."
+            )
+        else:
+            msg = f"{name} is {value!r}, but must be a whole number of at least {least}."
+        raise SettingsError(msg)
 
 
 RESTARTS: Final = ("exponential", "fixed", "rate", "none")

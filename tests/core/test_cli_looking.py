@@ -224,6 +224,14 @@ def test_looking_loads_no_spark(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_source_of_files_tells_how_many_files_and_bytes_wait(state):
+    lag = replace(LAG, rows=None, partitions={}, files=3, bytes=1_200)
+    leave_numbers(state / "orders", report=replace(REPORT, lag={"in": lag}))
+
+    compare("lag-files.json", of(state, "lag", "orders", "--json").out)
+    compare("lag-files.txt", of(state, "lag", "orders").out)
+
+
 def test_the_hint_file_is_what_the_documents_are_made_of(state):
     data = (state / "orders" / "control" / "report.json").read_bytes()
     hint = decode(data)

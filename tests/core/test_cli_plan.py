@@ -257,7 +257,7 @@ def test_a_plan_of_another_job_or_one_that_was_refused_is_not_run(folder):
         (None, "--plan plan.json cannot be read"),
         ("{", "plan.json is not a plan that penstock plan --out has written"),
         ("[]", "plan.json is not a plan"),
-        ('{"schema": "penstock.plan/9"}', "plan.json is of schema 'penstock.plan/9'"),
+        ('{"schema": "penstock.plan/9"}', "plan.json has schema 'penstock.plan/9'"),
         ('{"schema": "penstock.plan/1"}', "plan.json is not a plan"),
     ],
 )

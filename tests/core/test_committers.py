@@ -93,7 +93,7 @@ def test_a_recorded_class_is_found_by_importing_it(mylib: type[SqliteCommitter],
 @pytest.mark.parametrize(
     ("item", "told"),
     [
-        (ITEM, r"The log names no committer for it, and this penstock knows files/1, for-each/1, memory/1"),
+        (ITEM, r"The log names no committer for it, and this penstock knows files/1, for-each/1, kafka/1, memory/1"),
         (OURS, r"'mylib:SqliteCommitter' cannot be imported here \(ModuleNotFoundError: No module named 'mylib'\)"),
         (replace(ITEM, committer="json:Commiter"), "Module 'json' has no committer 'Commiter'"),
     ],

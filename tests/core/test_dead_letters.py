@@ -105,12 +105,12 @@ def test_a_cause_is_a_name(cause):
 
 
 def test_rows_that_have_a_cause_get_no_other():
-    with pytest.raises(GraphError, match="they are not decoded"):
+    with pytest.raises(GraphError, match="these rows are not decoded"):
         bad(lines(ps.Pipeline("demo"))).dead_letter("bad", cause="mine")
 
 
 def test_only_text_has_a_file_column():
-    with pytest.raises(GraphError, match="with_file is for text, not for 'json'"):
+    with pytest.raises(GraphError, match="with_file has no effect for format 'json'"):
         ps.files.Source("in", schema="id LONG", with_file=True)
 
 

@@ -34,6 +34,11 @@ def test_the_navigation_names_each_page_once() -> None:
     assert sorted(NAMED) == sorted(pages)
 
 
+def test_the_readme_links_to_each_page() -> None:
+    linked = re.findall(r"\]\(docs/([\w-]+\.md)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert {page.name for page in DOCS.glob("*.md")} - set(linked) == {"index.md"}
+
+
 @pytest.mark.parametrize("identifier", REFERENCES)
 def test_what_the_reference_shows_exists_and_says_what_it_is(identifier: str) -> None:
     assert inspect.getdoc(_find(identifier))

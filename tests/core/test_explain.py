@@ -2,6 +2,7 @@
 
 import errno
 import inspect
+import json
 
 import pytest
 
@@ -18,6 +19,7 @@ from penstock.errors import (
     StorageFailed,
     UserFunctionError,
 )
+from penstock.formats.text import DECODE_MARK
 from penstock.job.failures import to_penstock_error
 
 
@@ -89,6 +91,44 @@ def test_each_failure_is_told_as_what_it_is(
     assert type(told) is kind
     assert told.retry is retry
     assert words in str(told)
+
+
+MISMATCH = READ.format(
+    "PARQUET_COLUMN_DATA_TYPE_MISMATCH",
+    "Encountered error while reading file file:///in/a.parquet. Data type mismatches when reading Parquet column [id]. "
+    "Expected Spark type bigint, actual Parquet type BINARY. SQLSTATE: KD001",
+)
+
+
+def undecoded(**details: str) -> SparkError:
+    """A failure of a Spark job at a row that cannot be decoded."""
+    return SparkError(f"Job aborted: {DECODE_MARK}{json.dumps(details)} SQLSTATE: P0001")
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (
+            undecoded(place="orders/3, offset 17", reason="field 'amount' is not of its declared type bigint: {}"),
+            "orders/3, offset 17: field 'amount' is not of its declared type bigint: {}. To keep such rows aside "
+            "instead of failing, read them as text and use parse_json('value', schema, on_error='split').",
+        ),
+        (
+            undecoded(place="/in/a.csv", reason="malformed CSV, or a field that is not of its declared type (…): 7,x"),
+            "/in/a.csv: malformed CSV, or a field that is not of its declared type (…): 7,x. Correct schema=, options= "
+            "(sep, quote, header, timestampFormat, …) or the line in its file, and start again. Or, to keep such lines "
+            "aside, read the file as text and use parse_csv('value', schema, on_error='split').",
+        ),
+        (
+            SparkError(MISMATCH),
+            "Encountered error while reading file file:///in/a.parquet. Data type mismatches when reading Parquet "
+            "column [id]. Expected Spark type bigint, actual Parquet type BINARY. The file is damaged or does not fit "
+            "the schema. Move it away, or correct the schema.",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_decoded_is_told_with_its_place_and_the_ways_out(raised: SparkError, told: str) -> None:
+    assert str(to_penstock_error(raised)) == told
 
 
 DIVISION = """[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to tolerate it. SQLSTATE: 22012

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.connectors.files import lines as lines_of
+from penstock.connectors.files.directory import bytes_per_row, scan
 from penstock.connectors.files.lines import FileSplit, read_lines
 from penstock.connectors.files.listing import (
     SMALLEST_CUT,
@@ -26,7 +27,6 @@ from penstock.connectors.files.listing import (
     unread_files,
 )
 from penstock.connectors.files.ranges import group_bound
-from penstock.connectors.files.source import bytes_per_row, scan
 from penstock.errors import SourceChanged, SourceUnavailable, StateIncompatible
 from penstock.handles import Position
 
@@ -113,7 +113,7 @@ def test_the_error_for_a_changed_file_names_the_remedy_that_repeats_nothing(when
 @pytest.mark.parametrize("now", [FileSignature(2, 1), FileSignature(1, 2)])
 def test_a_done_file_that_changed_is_an_error_with_both_signatures(now):
     with pytest.raises(
-        SourceChanged, match=r"'f' was read as 1 bytes, modified 1970-01-01 00:00:00.000000 UTC; now it is .* rename"
+        SourceChanged, match=r"'f' was read as 1 bytes, modified 1970-01-01 00:00:00.000000 UTC. Now it is .* rename"
     ):
         reconcile({"f": now}, FilesPosition(done={"f": FileSignature(1, 1)}))
 
@@ -189,6 +189,20 @@ def test_any_cut_gives_the_same_lines(tmp_path_factory, lines, ended, cuts, head
     if expected[-1] == b"":
         expected.pop()
     assert got == expected[1 if header else 0 :]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be", "cp1252", "utf-8-sig"])
+@pytest.mark.parametrize("block", [1, 3, 4096])
+def test_lines_of_an_encoding_are_given_in_utf8(tmp_path: Path, monkeypatch, encoding, block):
+    lines = ["head", "", "é" * 9, "x\r"]
+    content = ("" if encoding == "cp1252" else "\ufeff") + "\n".join(lines)
+    path = tmp_path / "f"
+    path.write_bytes(content.encode(encoding.removesuffix("-sig")))
+    piece = FileSplit(path=str(path), name="f", start=0, end=path.stat().st_size, size=0, mtime_ns=0)
+    monkeypatch.setattr(lines_of, "_READ_BLOCK", block)
+    monkeypatch.setattr(lines_of, "_DECOMPRESS_BLOCK", block)
+    blocks = read_lines(piece, skip_first=True, encoding=encoding)
+    assert b"\n".join(blocks).decode().split("\n") == lines[1:]
 
 
 def test_a_line_longer_than_a_block_belongs_to_the_piece_it_begins_in(tmp_path: Path):

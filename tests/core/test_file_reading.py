@@ -8,7 +8,7 @@ import os
 import pyarrow as pa
 import pytest
 
-from penstock.connectors.files import lines, ranges, source
+from penstock.connectors.files import directory, lines, ranges
 from penstock.connectors.files.lines import FileSplit, LineReader
 from penstock.connectors.files.listing import COMPRESSED
 from penstock.errors import DecodeError, SourceChanged, SourceUnavailable
@@ -56,7 +56,7 @@ def test_a_file_that_goes_while_a_worker_opens_it_is_a_source_changed(tmp_path, 
     path = tmp_path / "a.json"
     path.write_text("{}\n")
 
-    def vanish(name):
+    def vanish(name, *_):
         os.unlink(name)
         refuse(errno.ENOENT)(name)
 
@@ -90,16 +90,16 @@ def test_a_file_that_cannot_be_looked_at_is_a_source_unavailable(tmp_path, monke
     path = str(tmp_path / "a.json")
     monkeypatch.setattr(os, "stat", refuse(number))
     with pytest.raises(SourceUnavailable, match="the right to read") as failure:
-        source.signature(path)
+        directory.signature(path)
     assert path in str(failure.value)
 
 
 def test_a_folder_that_cannot_be_entered_names_itself_and_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", refuse(errno.EACCES))
     with pytest.raises(SourceUnavailable, match="the right to read"):
-        source.scan(str(tmp_path), pattern="*", recursive=False)
+        directory.scan(str(tmp_path), pattern="*", recursive=False)
 
 
 def test_a_file_whose_folder_became_a_file_is_gone(tmp_path):
     (tmp_path / "a").write_text("")
-    assert source.signature(str(tmp_path / "a" / "b")) is None
+    assert directory.signature(str(tmp_path / "a" / "b")) is None

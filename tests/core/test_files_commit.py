@@ -117,7 +117,7 @@ def test_an_answer_that_was_lost_is_asked_for_again(item):
 @pytest.mark.parametrize("how", ["commit", "void"])
 @pytest.mark.parametrize(
     ("number", "remedy"),
-    [(errno.EACCES, "right to write"), (errno.EROFS, "mount it"), (errno.EXDEV, "one file system")],
+    [(errno.EACCES, "right to write"), (errno.EROFS, "Mount it"), (errno.EXDEV, "one file system")],
 )
 def test_what_an_operator_must_mend_is_refused_with_the_remedy(item, how, number, remedy):
     with pytest.raises(StateDirectoryRefused, match=remedy) as told:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.types import LongType, StructField, StructType
 
 import penstock as ps
+from core.files_kit import SCHEMA, SPARK, Feed
 from penstock.admin.plan import plan
 from penstock.clock import MonotonicTime, WallTime
 from penstock.connectors.files.listing import (
@@ -28,65 +26,8 @@ from penstock.connectors.files.listing import (
 from penstock.connectors.files.source import Source
 from penstock.errors import GraphError, SourceChanged, SourceUnavailable
 from penstock.handles import Position
-from penstock.interfaces.source import CaughtUp, PlannedBatch, ReadLimit, SourceContext, Until
+from penstock.interfaces.source import CaughtUp, ReadLimit, SourceContext, Until
 from penstock.settings import read_settings
-
-SCHEMA = StructType([StructField("n", LongType())])
-SPARK = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "32"))
-
-
-class Feed:
-    """A folder, and a reader of it that can be started again from its last position."""
-
-    def __init__(self, root, **options):
-        self.root = root
-        self.options = {"schema": SCHEMA, "poll_interval_ms": 1} | options
-        self.position = None
-        self.now = 0
-        self.times = 0
-        root.mkdir()
-
-    @property
-    def source(self):
-        return Source(self.root, **self.options)
-
-    def put(self, *names):
-        for name in names:
-            path = self.root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text('{"n": 1}\n')
-            self.times += 1
-            os.utime(path, (self.times, self.times))
-
-    def start(self, until=Until.STOPPED):
-        self.reader = self.source.open(SourceContext(uid="in", spark=SPARK, until=until), self.position)
-        return self
-
-    def read(self):
-        """The files that are read until none is left; then a checkpoint."""
-        names = []
-        while True:
-            self.now += 10**9
-            answer = self.reader.poll(now=MonotonicTime(self.now), wall=WallTime(0), limits=ReadLimit())
-            if not isinstance(answer, PlannedBatch):
-                break
-            names += [part.name for part in answer.plan]
-        saved = self.reader.position()
-        self.position = Position(kind=saved.kind, detail=json.loads(json.dumps(saved.detail)))
-        return names
-
-    def remembered(self):
-        return set(self.position.detail["done"])
-
-    def swap(self, name):
-        """The folder is moved away, and an empty one is in its place: what an unmounted one looks like."""
-        (self.root.parent / name).parent.mkdir(exist_ok=True)
-        self.root.rename(self.root.parent / name)
-        self.root.mkdir()
-
-    def swap_back(self, name):
-        shutil.rmtree(self.root)
-        (self.root.parent / name).rename(self.root)
 
 
 @pytest.fixture
@@ -172,12 +113,12 @@ def test_an_emptied_folder_is_said_and_its_files_are_not_read_again(feed, caplog
     for name in ("a.json", "b.json"):
         (feed.root / name).rename(away / name)
 
-    assert feed.source.backlog(feed.position).warnings[0].startswith(f"directory '{feed.root}' has none of the files")
+    assert feed.source.backlog(feed.position).warnings[0].startswith(f"Directory '{feed.root}' has none of the files")
     with caplog.at_level(logging.WARNING, "penstock"):
         assert feed.start(Until.CAUGHT_UP).read() == []
     assert isinstance(feed.reader.poll(now=MonotonicTime(0), wall=WallTime(0), limits=ReadLimit()), CaughtUp)
     assert [record.getMessage().partition(" has none")[0] for record in caplog.records] == [
-        f"source in: directory '{feed.root}'"
+        f"source in: Directory '{feed.root}'"
     ]
     assert feed.start().read() == []
 
@@ -275,7 +216,7 @@ def test_an_older_version_takes_gone_files_for_read_ones(feed):
 
 
 def test_a_fresh_start_without_the_folder_is_refused_and_a_later_one_waits(feed, tmp_path):
-    with pytest.raises(GraphError, match=r"'\S+/nowhere' does not exist: create it") as refused:
+    with pytest.raises(GraphError, match=r"'\S+/nowhere' does not exist\. Create it") as refused:
         Source(tmp_path / "nowhere", schema=SCHEMA).open(SourceContext(uid="in", spark=SPARK), None)
     assert refused.value.uid == "in"
     (tmp_path / "file").write_text("")
@@ -285,9 +226,9 @@ def test_a_fresh_start_without_the_folder_is_refused_and_a_later_one_waits(feed,
     feed.put("a.json")
     feed.start().read()
     feed.root.rename(tmp_path / "mounted")
-    with pytest.raises(SourceUnavailable, match="mount it"):
+    with pytest.raises(SourceUnavailable, match="Mount it"):
         feed.start()
-    with pytest.raises(SourceUnavailable, match="mount it"):
+    with pytest.raises(SourceUnavailable, match="Mount it"):
         feed.read()
 
 
@@ -309,7 +250,7 @@ def test_a_file_that_may_not_be_read_is_named_before_spark_calls_it_vanished(fee
     feed.put("a.json")
     answer = feed.start().reader.poll(now=MonotonicTime(0), wall=WallTime(0), limits=ReadLimit())
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(SourceUnavailable, match=r"a\.json' cannot be read \(Permission denied\): give this user"):
+    with pytest.raises(SourceUnavailable, match=r"a\.json' cannot be read \(Permission denied\)\. Give this user"):
         feed.reader.frame(answer.plan)
 
 
@@ -321,6 +262,9 @@ def test_a_file_that_may_not_be_read_is_named_before_spark_calls_it_vanished(fee
         ("json", "allowComment", "Did you mean 'allowComments'"),
         ("json", "sep", "no effect when json is read"),
         ("parquet", "mergeSchema", "no effect"),
+        ("parquet", "mode", "has no effect when parquet is read"),
+        ("csv", "mode", r"cannot be set.* read the lines as text and use parse_csv\(…, on_error='split'\)"),
+        ("json", "mode", r"cannot be set.* use parse_json\("),
         ("text", "wholetext", "no effect when text is read. Leave it out."),
     ],
 )
@@ -333,6 +277,81 @@ def test_options_with_effect_are_taken_in_any_case():
     options = {"header": True, "SEP": ";", "timestampformat": "yyyy", "nullValue": "-"}
     taken = Source("in", format="csv", schema=SCHEMA, options=options)
     assert taken.content.options == {"SEP": ";", "timestampformat": "yyyy", "nullValue": "-"}
+
+
+@pytest.mark.parametrize(
+    ("format", "options", "words"),
+    [
+        ("json", {"multiLine": True}, "'multiLine' has no effect for format 'json'"),
+        ("csv", {"multiline": "yes"}, "'multiLine' is 'yes'. Give True or False"),
+        ("csv", {"encoding": "klingon"}, "'encoding' is 'klingon', which is none"),
+        ("text", {"encoding": "rot13"}, "'encoding' is 'rot13', which is none"),
+        ("parquet", {"encoding": "utf-8"}, "'encoding' has no effect when parquet is read"),
+        ("csv", {"encoding": "cp1252", "multiLine": True}, "which Spark does not read with multiLine"),
+    ],
+)
+def test_encodings_and_records_of_several_lines_that_cannot_be_read_are_refused(format, options, words):
+    with pytest.raises(GraphError, match=words):
+        Source("/in", format=format, schema=None if format == "text" else SCHEMA, options=options)
+
+
+def test_a_file_that_is_partly_read_cannot_get_options_that_read_it_whole(feed):
+    (feed.root / "a.csv").write_text("1\n" * 100_000)
+    feed.options |= {"format": "csv", "split_bytes": 64 * 1024}
+    feed.start().reader.poll(now=MonotonicTime(0), wall=WallTime(0), limits=ReadLimit())
+    feed.position = feed.checkpoint()
+    feed.options["options"] = {"multiLine": True}
+    with pytest.raises(GraphError, match=r"'a\.csv' is partly read"):
+        feed.start()
+
+
+def test_files_that_can_only_be_read_whole_are_not_cut():
+    def can_cut(name="a", format="csv", **options):
+        return Source("/in", format=format, schema=SCHEMA, options=options).content.can_cut(name)
+
+    assert can_cut()
+    assert can_cut(ENCODING="utf8")
+    assert can_cut("a.gz", format="parquet")
+    assert not can_cut("a.gz")
+    assert not can_cut(encoding="latin-1")
+    assert not can_cut(multiLine=True)
+
+
+# ---- files that are still written, and how many wait -----------------------------------------------------------------
+
+
+def test_a_young_file_is_not_there_yet(feed):
+    feed.options["min_age"] = "1 hour"
+    feed.put("old.json")
+    (feed.root / "young.json").write_text('{"n": 1}\n')
+    for until in Until:
+        feed.position = None
+        assert feed.start(until).read() == ["old.json"]
+    assert feed.source.backlog(None).files == 1
+    feed.options["bounded"], feed.position = True, None
+    assert feed.start().read() == ["old.json"]
+    assert feed.position.detail["remaining"] == {}
+
+    feed.options["bounded"], feed.position = False, None
+    feed.start().read()
+    (feed.root / "young.json").write_text('{"n": 1}\n{"n": 2}\n')  # its writer goes on
+    assert feed.read() == []
+    os.utime(feed.root / "young.json", (9, 9))
+    assert feed.read() == ["young.json"]
+
+
+def test_the_lag_of_files_are_those_that_are_not_read_and_the_age_of_the_oldest(feed):
+    feed.put("a.json", "b.json", "c.json")
+    feed.options["max_files_per_batch"] = 1
+    feed.start().reader.poll(now=MonotonicTime(0), wall=WallTime(0), limits=ReadLimit())
+    [lag] = feed.reported
+    assert (lag.task, lag.rows, lag.files, lag.bytes, lag.is_behind) == ("in", None, 2, 18, True)
+    assert lag.seconds > 10**9, "since 1970"
+    feed.reader.poll(now=MonotonicTime(999_999), wall=WallTime(0), limits=ReadLimit())
+    assert len(feed.reported) == 1
+    feed.read()
+    assert (feed.reported[-1].files, feed.reported[-1].bytes, feed.reported[-1].seconds) == (0, 0, 0.0)
+    assert not feed.reported[-1].is_behind
 
 
 # ---- any order of mounts ---------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def test_rows_that_go_nowhere_are_refused_but_late_ones_need_no_sink():
         good, _ = raw.parse_json("value", "id LONG", on_error="split")
         good.write("out", _Sink())
 
-    assert "the bad rows of parse_json value go nowhere" in refused(bad)
+    assert "The bad rows of parse_json value go nowhere" in refused(bad)
 
     @ps.pipeline("demo")
     def late(p):
@@ -140,7 +140,11 @@ def test_a_uid_must_be_there_and_possible_and_unique():
 
     assert "The uid is taken by read 'numbers' at tests/core/" in refused(twice, ps.DuplicateUid)
     assert "is not a valid name" in refused(lambda p: p.read("Orders!", ps.rate.Source(rows_per_second=1)))
-    assert "uid must be a string" in refused(lambda p: numbers(p).write(_Sink(), _Sink()))
+    first = "The first argument is of type {}, but must be the step's uid."
+    assert first.format("_Sink") in refused(lambda p: numbers(p).write(_Sink(), _Sink()))
+    assert first.format("Aggregate") in refused(
+        lambda p: numbers(p).group_by("value", ps.global_window()).agg(ps.agg.count())
+    )
     assert "sink its uid first" in refused(lambda p: numbers(p).write(_Sink()))
     with pytest.raises(ps.GraphError, match="is not a valid name"):
         ps.pipeline("My Job")
@@ -211,7 +215,8 @@ def test_sql_takes_exactly_one_stream_and_every_part_by_name():
     cases = {
         "needs exactly one stream, got 0": lambda p: p.sql("SELECT * FROM {c}", c=p.table("c", table)),
         "needs exactly one stream, got 2": lambda p: p.sql("{a} {b}", a=numbers(p), b=numbers(p)),
-        "differ in {n}. Name each": lambda p: p.sql("SELECT * FROM m", n=numbers(p)),
+        "does not have {n}. Write it in the query": lambda p: p.sql("SELECT * FROM m", n=numbers(p)),
+        "has {m}, but m is not given. Add m=": lambda p: p.sql("SELECT * FROM {n} JOIN {m}", n=numbers(p)),
         "cannot take c='countries'": lambda p: p.sql("{n} {c}", n=numbers(p), c="countries"),
         "Table 'c' is declared already": lambda p: (p.table("c", table), p.table("c", table)),
         "refresh 'often'": lambda p: p.table("c", table, refresh="often"),

@@ -147,7 +147,7 @@ def test_a_stall_says_where_it_stands_and_a_restart_may_help():
     error = stall.error()
     assert isinstance(error, SourceUnavailable)
     assert error.retry
-    assert "a-0 has given no record for 9 s, though it stands at offset 5 and ends at 9" in str(error)
+    assert "Partition a-0 has given no record for 9 s, though offset 5 is next and it ends at 9" in str(error)
 
 
 def test_patience_of_one_look_tells_all_at_once():

@@ -185,11 +185,11 @@ def test_what_users_write_becomes_a_boundary():
 @pytest.mark.parametrize(
     ("start", "says"),
     [
-        ("soon", r"start='soon' says no place.*'earliest', 'latest', 'committed'"),
+        ("soon", r"start='soon' is not a place.*'earliest', 'latest', 'committed'"),
         ("group", r"The group's offsets are called 'committed'"),
-        (12, "start=12 says no place"),
-        (None, "start=None says no place"),
-        ({}, "says no place"),
+        (12, "start=12 is not a place"),
+        (None, "start=None is not a place"),
+        ({}, "is not a place"),
         ("2026-01-31T00:00:00", "has no time zone"),
         (datetime(2026, 1, 31), "has no time zone"),  # noqa: DTZ001 - the mistake
         ("1969-12-31T23:59:59Z", "before 1970"),

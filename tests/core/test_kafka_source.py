@@ -73,8 +73,8 @@ def test_a_batch_is_capped_by_the_job_and_by_the_source():
     [
         ({"servers": "k1"}, "one without a port"),
         ({"servers": []}, "one without a port"),
-        ({"servers": 9092}, "A int names no servers"),
-        ({"servers": [9092]}, "A list names no servers"),
+        ({"servers": 9092}, "servers=9092 is not text"),
+        ({"servers": [9092]}, r"servers=\[9092\] is not text"),
         ({"topics": "orders"}, r"topics='orders' is no list of names. Write topics=\['orders'\]"),
         ({"topics": []}, "list of names"),
         ({"topics": 3}, "list of names"),

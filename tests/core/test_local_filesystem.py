@@ -259,7 +259,7 @@ def test_a_full_disk_while_writing_leaves_no_temporary_file(filesystem, root, mo
     filesystem.create("log/0", b"x")
     monkeypatch.setattr(local, "_sync", full)
 
-    with pytest.raises(StorageFailed, match="free some space"):
+    with pytest.raises(StorageFailed, match="Free some space"):
         filesystem.create("log/1", b"x")
     assert os.listdir(root / "log") == ["0"]
 

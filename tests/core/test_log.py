@@ -175,7 +175,7 @@ def test_R8_a_lost_manifest_may_have_held_the_floor(filesystem):
 def test_a_log_whose_only_entry_is_unreadable_cannot_be_claimed(filesystem):
     filesystem.create(paths.entry(0), b"rotten")
 
-    with pytest.raises(CheckpointUnreadable, match="No entry is left that tells which log this was"):
+    with pytest.raises(CheckpointUnreadable, match="No entry is left that says which log this was"):
         claim(filesystem, past_unreadable=True)
 
 
@@ -185,7 +185,7 @@ def test_an_entry_that_was_exchanged_for_another_is_noticed_by_the_next(filesyst
     filesystem.corrupt(paths.entry(1), encode(other))
     log, _ = log_on(filesystem)
 
-    with pytest.raises(CheckpointUnreadable, match=r"0001\.json is not the entry that the next one was written"):
+    with pytest.raises(CheckpointUnreadable, match=r"0001\.json is not the file whose checksum entry 2 holds"):
         log.read()
 
 

@@ -23,6 +23,7 @@ from penstock.cli import output as codes
 from penstock.cli.output import UsageError, exit_code_of
 from penstock.clock import MAX_WATERMARK
 from penstock.connectors.counting import CountPosition
+from penstock.connectors.files.removal import RemovalRecord
 from penstock.errors import (
     CheckpointUnreadable,
     CommitterMissing,
@@ -32,12 +33,13 @@ from penstock.errors import (
     PlanOutdated,
     SettingsError,
     SinkIdentityConflict,
+    SourceChanged,
     StateDirectoryRefused,
     StateIncompatible,
     UnknownName,
     UserFunctionError,
 )
-from penstock.handles import Position, TaskSnapshot
+from penstock.handles import Json, Position, TaskSnapshot
 from penstock.interfaces.source import KnowsEnd
 
 FILES = """\
@@ -80,9 +82,9 @@ def log_of(*bodies: object) -> Callable[[Path], object]:
     return lambda folder: write_log(folder / "state", [*bodies, Stopped(checkpoint=2, at=NOON)])
 
 
-def of_files(*, ended: bool) -> Callable[[Path], object]:
+def of_files(*, ended: bool, **detail: Json) -> Callable[[Path], object]:
     """A job of ``FILES`` that has read nothing yet, drained or not."""
-    position = Position(kind="files/1", detail={"done": {}, "partial": None})
+    position = Position(kind="files/1", detail={"done": {}, "partial": None} | detail)
     read = TaskSnapshot(task="in", position=position, watermarks=(MAX_WATERMARK,) if ended else ())
     return log_of(CLAIM, at(0, steps=(STEPS[0], STEPS[2]), tasks=(read, wrote())))
 
@@ -93,6 +95,12 @@ def write(path: str, text: str = "x") -> Callable[[Path], object]:
         (folder / path).write_text(text)
 
     return act
+
+
+def delete_files_that_were_read(folder: Path) -> None:
+    removal = ps.files.Source(folder / "more", format="text", after_read="delete").removal
+    removal.write(RemovalRecord(lineage="here", owner="a job", start=0, read=2, seen=2))
+    of_files(ended=False, lineage="here", read=1)(folder)
 
 
 def entry(folder: Path, number: int) -> Path:
@@ -153,7 +161,7 @@ STORIES = {
         error=SettingsError, says="A start is either fresh or from '1'", options="--fresh --from 1"
     ),
     "fresh and a rename": Refusal(
-        error=SettingsError, says="rename says whose state", options="--fresh --rename totals=sums", source=SUMS
+        error=SettingsError, says="rename restores the state", options="--fresh --rename totals=sums", source=SUMS
     ),
     "a claim of no folder": Refusal(error=SettingsError, says="claim takes", options="--claim"),
     "a discard that goes nowhere": Refusal(
@@ -261,9 +269,16 @@ STORIES = {
     "a drained source without an end": Refusal(
         error=StateIncompatible, says="ended in an earlier run", story=log_of(CLAIM, at(0, tasks=ENDED))
     ),
+    # sources whose rows are gone
+    "a checkpoint before files were deleted": Refusal(
+        error=SourceChanged,
+        says="1 files that were read after this checkpoint were archived or deleted",
+        story=delete_files_that_were_read,
+        source=FILES.replace('"more", ', '"more", after_read="delete", '),
+    ),
     # sinks
     "a sink that remembers a lost state directory": Refusal(
-        error=SinkIdentityConflict, says="another log remembers", story=lose_the_state, source=FILES
+        error=SinkIdentityConflict, says="of another log (", story=lose_the_state, source=FILES
     ),
     "a file of others under the name of open output": Refusal(
         error=SinkIdentityConflict, says="is there already, with other content", story=open_beside_a_foreign_file
@@ -368,5 +383,5 @@ def test_a_refused_plan_prints_its_parts_and_its_document_all_the_same(folder: P
     text, document = say(*command), say(*command, "--json")
 
     assert text.out.splitlines()[0] == "orders: a start would be refused"
-    assert "another log remembers" in text.out
+    assert "of another log (" in text.out
     assert json.loads(document.out)["verdict"] == "refused"

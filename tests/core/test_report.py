@@ -6,6 +6,7 @@ import penstock as ps
 from penstock.clock import MAX_WATERMARK, EventTime
 from penstock.facts import SourceLag
 from penstock.handles import CheckpointId
+from penstock.observability.status_file import read_report, report_fields
 
 REPORT = ps.Report(
     state="running",
@@ -56,3 +57,11 @@ def test_a_job_says_its_name_its_state_directory_and_its_numbers() -> None:
     job = ps.Job(orders, state="s")
     assert repr(job) == "<Job orders on s: created; 0 checkpoints>"
     assert "<b>Job orders</b> on s" in job._repr_html_()
+
+
+def test_a_source_of_files_says_how_many_wait_and_a_status_file_keeps_it() -> None:
+    lag = SourceLag(task="in", rows=None, seconds=7.5, eta_seconds=None, partitions={}, files=3, bytes=1_200)
+    report = ps.Report(state="running", batches={"in": 1}, rows_read={"in": 5}, lag={"in": lag})
+
+    assert str(report).splitlines()[1] == "  source  in  5 rows in 1 batches; 3 files (1,200 bytes) wait, 7.5 s behind"
+    assert read_report(report_fields(report)).lag == {"in": lag}

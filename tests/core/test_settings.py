@@ -32,7 +32,10 @@ def test_they_are_read_from_the_environment_and_from_arguments() -> None:
         ({"mode": "at-most-once"}, "mode is 'at-most-once', but must be one of exactly-once, at-least-once"),
         ({"rate_control": "perhaps"}, "rate_control is 'perhaps', but must be one of False, True"),
         ({"rate_control": 1}, "rate_control is 1, but must be one of False, True"),
-        ({"latency_every": "1 ms"}, "latency_every is 1000, but must be a whole number of at least 10000 microseconds"),
+        (
+            {"latency_every": "1 ms"},
+            "latency_every is 1 millisecond, but must be at least 10 milliseconds. Write it with a unit",
+        ),
         ({"latency": "1 s"}, "Setting 'latency' does not exist. Did you mean 'latency_every'"),
         ({"retained": "few"}, "Setting 'retained' is 'few': invalid literal"),
         ({"checkpoint_every": "soon"}, "Setting 'checkpoint_every' is 'soon': .* is not a length of time"),

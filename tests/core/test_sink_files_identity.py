@@ -45,7 +45,7 @@ def test_a_new_target_and_one_of_the_same_log_are_welcome(open_writer, tmp_path)
 def test_a_target_that_another_log_remembers_is_refused_with_the_ways_out(open_writer, tmp_path):
     folder = staged(tmp_path, "other").parent
 
-    with pytest.raises(SinkIdentityConflict, match="another log remembers") as refused:
+    with pytest.raises(SinkIdentityConflict, match=r"of another log \(") as refused:
         open_writer("mine")
 
     assert refused.value.uid == "totals-out"
@@ -98,7 +98,9 @@ def test_what_the_sink_staged_under_an_older_uid_is_found_by_the_clean_up_and_wh
 def test_a_target_in_whose_place_a_file_is_is_refused_before_the_first_row(open_writer, tmp_path):
     (tmp_path / "out").write_text("")
 
-    with pytest.raises(StateDirectoryRefused, match=rf"{tmp_path}/out: Not a directory\): a file stands") as refused:
+    with pytest.raises(
+        StateDirectoryRefused, match=rf"{tmp_path}/out: Not a directory\)\. Move the file away that is in"
+    ) as refused:
         open_writer("mine")
 
     assert (refused.value.retry, refused.value.uid) == (False, "totals-out")
@@ -108,7 +110,7 @@ def test_a_target_that_cannot_be_written_is_refused_before_the_first_row(open_wr
     (tmp_path / "out").mkdir()
     monkeypatch.setattr("penstock.connectors.files.sink.os.access", lambda path, _mode: path != str(tmp_path / "out"))
 
-    with pytest.raises(StateDirectoryRefused, match=rf"{tmp_path}/out: Permission denied\): give this user the right"):
+    with pytest.raises(StateDirectoryRefused, match=rf"{tmp_path}/out: Permission denied\)\. Give this user the right"):
         open_writer("mine")
 
 

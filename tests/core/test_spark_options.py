@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import shlex
 import sys
 import zipfile
@@ -183,7 +182,6 @@ def test_state_has_a_partition_for_each_core_that_has_come_and_a_start_without_a
     executors: list[int], partitions: str, said: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(session, "EXECUTOR_PAUSE", 0.0)
-    monkeypatch.setattr(logging.getLogger("penstock"), "propagate", True)
     context = Context(executors)
     session._keep_parallelism(context, "spark://host:7077")  # type: ignore[arg-type]
     assert context.kept == {"spark.default.parallelism": partitions}

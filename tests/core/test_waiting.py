@@ -63,7 +63,7 @@ def test_what_a_start_would_stumble_over_is_raised(folder, tmp_path):
     position = read(folder, "a")
     (folder / "a.txt").write_text("other")
 
-    with pytest.raises(SourceChanged, match=r"file 'a\.txt' was read"):
+    with pytest.raises(SourceChanged, match=r"File 'a\.txt' was read"):
         Files(folder, format="text").backlog(position)
     with pytest.raises(SourceUnavailable, match="cannot be listed"):
         Files(tmp_path / "nowhere", format="text").backlog(position)

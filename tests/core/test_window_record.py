@@ -34,5 +34,7 @@ def test_every_kind_of_window_comes_back_as_it_was(window: object) -> None:
     "record", [None, {}, {"window": {"kind": "spiral"}}, {"window": {"kind": "tumbling", "size": 1, "twist": 2}}]
 )
 def test_what_is_not_known_is_said_and_never_guessed(record: object) -> None:
-    with pytest.raises(CheckpointUnreadable, match=r"which this penstock does not know. Read it with a newer"):
+    with pytest.raises(
+        CheckpointUnreadable, match=r"which this penstock does not know. Read it with the version that wrote it"
+    ):
         read_window(record)

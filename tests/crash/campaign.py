@@ -24,6 +24,10 @@ COMMIT = (
     "local.move.before",
     "local.move.renamed",
     "sink.files.moved",
+    "sink.kafka.begun",
+    "sink.kafka.produced",
+    "sink.kafka.marked",
+    "sink.kafka.committed",
     "sink.published",
 )
 """Between the manifest, which is the commit point, and its confirmation."""

@@ -13,7 +13,8 @@ from crash.torture_pipeline import SCHEMA, publish, run_without_interruption
 
 @ps.pipeline("torture")
 def job(p: ps.Pipeline) -> None:
-    lines = p.read("lines", ps.files.Source("in", format="text", poll_interval_ms=50, max_files_per_batch=8))
+    source = ps.files.Source("in", format="text", poll_interval_ms=50, max_files_per_batch=8, after_read="archive")
+    lines = p.read("lines", source)
     parsed, bad = lines.parse_json("value", SCHEMA, on_error="split")
     publish(parsed, bad)
 

@@ -222,12 +222,19 @@ def tell(user: Newcomer) -> float:
 
 
 def interpreter(wanted: str) -> str:
-    """The path of a Python: that of this version on PATH, or this path itself."""
-    name = f"python{wanted}" if re.fullmatch(r"3\.\d+", wanted) else wanted
+    """The path of a Python that runs: that of this version on PATH, or this path itself."""
+    version = re.fullmatch(r"3\.\d+", wanted) is not None
+    name = f"python{wanted}" if version else wanted
     found = shutil.which(os.path.expanduser(name))
     if found is None:
-        sys.exit(f"there is no {name} here: give the path of one with --python")
-    return found
+        sys.exit(f"There is no {name} here. Give the path of one with --python.")
+    # A python3.13 on PATH may be a shim of pyenv's, which runs only the versions that this variable names.
+    environment = os.environ | ({"PYENV_VERSION": wanted} if version else {})
+    asked = [found, "-c", "import sys; print(sys.executable)"]
+    answer = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        sys.exit(f"{found} does not run: {answer.stderr.strip()}. Give the path of another with --python.")
+    return answer.stdout.strip()
 
 
 def main(arguments: list[str]) -> int:

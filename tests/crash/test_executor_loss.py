@@ -54,7 +54,7 @@ def test_a_job_whose_executor_was_killed_goes_on_from_durable_layers_and_loses_n
             driver.tail,
         )
         assert not driver.is_over, driver.tail()
-        assert "a cached block of" in driver.said
+        assert "A cached block of" in driver.said
         files.drop(2)
         files.drop_flush("~flush")
         assert driver.stop(START) == 0, driver.tail()

@@ -53,7 +53,7 @@ def test_the_example_notebook_runs_two_jobs_at_once_and_shows_a_mistake_in_a_few
     (mistake,) = cells["mistake"]
     place = f"In[{numbers['mistake']}]:3"
     assert mistake.ename == "SchemaMismatch"
-    meant = "there is no column 'amuont'; did you mean 'amount'? there are id, user, amount, at"
+    meant = "Column 'amuont' does not exist. Did you mean 'amount'? Columns: id, user, amount, at."
     assert mistake.evalue == f"{place}: where amuont > 40: {meant}"
     lines = COLOURS.sub("", "\n".join(mistake.traceback)).splitlines()
     assert len(lines) <= 20, "\n".join(lines)

@@ -19,10 +19,10 @@ def tortured(name):
 
 
 @pytest.mark.mission("D10", "S10", "L25")
-def test_a_job_killed_at_four_places_loses_and_repeats_nothing_and_a_broken_one_does():
+def test_a_job_killed_at_five_places_loses_and_repeats_nothing_and_a_broken_one_does():
     figures = tortured("torture_files.py")
 
-    assert figures["kills"] == 4
+    assert figures["kills"] == 5
     assert figures["kills_in_commit"] == 2
     assert figures["kills_in_recovery"] >= 1
     assert figures["rows"] > 0
@@ -38,3 +38,15 @@ def test_a_kafka_job_that_is_killed_twice_and_whose_broker_is_killed_once_loses_
     assert (figures["broker_kills"], figures["broker_pauses"], figures["partitions_added"]) == (1, 1, 1)
     assert min(figures["rows"], figures["transactions"], figures["transactions_aborted"]) > 0
     assert (figures["lost"], figures["repeated"]) == (0, 0)
+
+
+@pytest.mark.integration
+@pytest.mark.mission("D10")
+def test_a_job_that_writes_to_kafka_and_is_killed_around_a_commit_loses_and_repeats_nothing_and_a_broken_one_does():
+    figures = tortured("torture_kafka_out.py")
+
+    assert (figures["kills"], figures["kills_in_commit"]) == (2, 2)
+    assert (figures["broker_kills"], figures["broker_pauses"]) == (1, 1)
+    assert figures["rows"] > 0
+    assert (figures["lost"], figures["repeated"]) == (0, 0)
+    assert figures["control_repeated"] > 0

@@ -18,26 +18,16 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "upgrade-story.md"
-START = datetime(2026, 1, 5, tzinfo=timezone.utc)
-UPGRADE = 150
-"""Seconds of event time at which the code changes, in the middle of a minute."""
+UPGRADE = datetime(2026, 1, 5, 0, 2, 30, tzinfo=timezone.utc)
+"""When the code changes, in event time: in the middle of a minute."""
 
 
-def rows(first, last, *, refunds=False):
-    """An order every five seconds of event time; each third is refunded a little."""
-    step = 15 if refunds else 5
+def rows(home, folder, day):
+    """What the page's sample made, with times as times; without the last order, which closes what is before it."""
+    found = [json.loads(line) for line in (home / folder / f"{day}.json").read_text().splitlines()]
     return [
-        {"id": n, "user": f"u{n % 3}", "amount": -1.0 if refunds else float(n), "at": START + timedelta(seconds=n)}
-        for n in range(first, last, step)
+        row | {"at": datetime.fromisoformat(row["at"].replace("Z", "+00:00"))} for row in found if row["user"] != "end"
     ]
-
-
-def drop(folder, name, found):
-    folder.mkdir(exist_ok=True)
-    lines = [json.dumps(row | {"at": f"{row['at']:%Y-%m-%dT%H:%M:%SZ}"}) for row in found]
-    hidden = folder / f".{name}"
-    hidden.write_text("\n".join(lines) + "\n")
-    hidden.rename(folder / name)
 
 
 def commands():
@@ -46,12 +36,13 @@ def commands():
     for line in "".join(blocks).splitlines():
         words, _, remark = line.partition("#")
         code = re.search(r"exit (\d+)", remark)
-        yield shlex.split(words)[1:], int(code[1]) if code else 0
+        yield shlex.split(words), int(code[1]) if code else 0
 
 
 def run(home, words):
+    program = ["-m", *words] if words[0] == "penstock" else words[1:]
     return subprocess.run(
-        [sys.executable, "-m", "penstock", *words],
+        [sys.executable, *program],
         cwd=home,
         env=surroundings(home),
         capture_output=True,
@@ -68,25 +59,16 @@ def published(home, folder):
 
 
 def test_the_story_of_an_upgrade_as_the_page_tells_it(tmp_path):
-    for name in ("shop_v1.py", "shop_v2.py"):
-        shutil.copy(ROOT / "examples" / "upgrade" / name, tmp_path)
-    before, after = rows(0, UPGRADE), rows(UPGRADE, 300)
-    refunds = rows(UPGRADE, 300, refunds=True)
-    end = [{"id": 9_999, "user": "end", "amount": 0.0, "at": START + timedelta(hours=1)}]  # closes what is before it
-    drop(tmp_path / "orders", "1.json", before)
-    (tmp_path / "refunds").mkdir()
+    shutil.copytree(ROOT / "examples" / "upgrade", tmp_path, dirs_exist_ok=True)
     told = []
     for words, code in commands():
         done = run(tmp_path, words)
         assert done.returncode == code, (words, done.stdout, done.stderr)
         told.append((words, done))
-        if words[0] == "savepoint":  # the world goes on while the new code is tried
-            drop(tmp_path / "orders", "2.json", after)
-            drop(tmp_path / "refunds", "1.json", refunds)
-            drop(tmp_path / "orders", "3.json", end)
-            drop(tmp_path / "refunds", "2.json", end)
 
-    plans = [done for words, done in told if words[0] == "plan"]
+    before, after = rows(tmp_path, "orders", "monday"), rows(tmp_path, "orders", "tuesday")
+    refunds = rows(tmp_path, "refunds", "tuesday")
+    plans = [done for words, done in told if words[1] == "plan"]
     assert "--rename" in plans[0].stderr + plans[0].stdout, "the remedy"
     assert "spent" in plans[1].stdout
     _check(published(tmp_path, "totals"), before, after, refunds)
@@ -106,6 +88,6 @@ def _check(found, before, after, refunds):
     assert len(told) == len(found), "none twice"
     assert {place: row["amount"] for place, row in told.items()} == dict(amounts)
     for place, row in told.items():
-        is_old = place[1] + timedelta(minutes=1) <= START + timedelta(seconds=UPGRADE)
+        is_old = place[1] + timedelta(minutes=1) <= UPGRADE
         if not is_old:
             assert row["n"] == counts[place], "of open windows the count knows only rows from the upgrade on"

@@ -38,7 +38,9 @@ def torture(home: Path, arguments: argparse.Namespace) -> conduct.Outcome:
     details = conduct.details(campaign, verdict)
     if not arguments.short:
         whole = conduct.folder(home, "whole")
-        shutil.copytree(campaign.home / "in", whole / "in")
+        whole.joinpath("in").mkdir(parents=True, exist_ok=True)
+        for path in campaign.feed.folder.rglob("part-*.jsonl"):  # the archived ones too
+            shutil.copy2(path, whole / "in")
         details["uninterrupted"] = conduct.uninterrupted(
             whole, "files_job.py", campaign.feed, problems, flush_rows=1, environment={}
         )
@@ -59,6 +61,7 @@ def _few(campaign: campaigns.Campaign) -> None:
         ("recovery.committed", "python", 1),
         ("sink.files.moved", "python", 2),
         ("checkpoint.manifest.before", "jvm", 3),
+        ("source.files.moved", "python", 2),
     ):
         campaign.strike(place, shape, hit=hit)
 

@@ -50,9 +50,9 @@ class Verdict:
 
 
 def judge(home: Path, feed: Feed) -> Verdict:
-    """Read the input and the published files of a folder with DuckDB and compare."""
+    """Read the input, archived files too, and the published files of a folder with DuckDB and compare."""
     with duckdb.connect() as engine:
-        engine.execute(rules(str(home / "in" / "part-*.jsonl")))
+        engine.execute(rules(str(home / "in" / "**" / "part-*.jsonl")))
         for name, columns in PUBLISHED.items():
             engine.execute(_published(home / name, name, columns))
         engine.execute(FOLDED)

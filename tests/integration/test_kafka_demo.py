@@ -36,6 +36,8 @@ def test_the_demos_pipeline_counts_every_order_that_its_shop_appends(spark, brok
     monkeypatch.setenv("ORDERS_SERVERS", broker.servers)
     monkeypatch.setenv("ORDERS_TOPIC", topic)
     monkeypatch.setenv("ORDERS_ENDS", json.dumps(ends))
+    totals = topics.create("totals", 2)
+    monkeypatch.setenv("ORDERS_TOTALS", totals)
     monkeypatch.chdir(tmp_path)
     shop = demo._Shop(broker.servers, topic, ROWS, per_second=100_000)
     shop.was_killed.set()
@@ -44,6 +46,8 @@ def test_the_demos_pipeline_counts_every_order_that_its_shop_appends(spark, brok
     report = ps.Job(example("kafka_orders").orders, state="state", spark=spark, checkpoint_every="300ms").run()
 
     shop.join()
+    (tmp_path / "out").mkdir()
+    demo.keep_totals(topics, totals, tmp_path / "out")
     found = read_published(tmp_path / "out", tmp_path / "bad")
     assert report.state == "stopped"
     assert shop.totals.differs(found) == []

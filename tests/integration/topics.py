@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from confluent_kafka import (
+    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -92,7 +93,7 @@ class Topics:
             config: settings of the topic, underscores for dots: ``cleanup_policy="compact"``.
         """
         name = f"{stem}-{next(self._numbers)}"
-        self._make(name, partitions, config)
+        self.make(name, partitions, config)
         return name
 
     def delete(self, topic: str) -> None:
@@ -103,7 +104,7 @@ class Topics:
     def recreate(self, topic: str, partitions: int = 1, **config: str | int) -> None:
         """Delete it, and make an empty one of the same name and another id."""
         self.delete(topic)
-        self._make(topic, partitions, config)
+        self.make(topic, partitions, config)
 
     def add_partitions(self, topic: str, total: int) -> None:
         """Have so many partitions in all."""
@@ -149,9 +150,10 @@ class Topics:
         until(PATIENCE, f"the offsets of {topic}", are_told)
         return offsets
 
-    def _make(self, name: str, partitions: int, config: dict[str, str | int]) -> None:
+    def make(self, name: str, partitions: int, config: dict[str, str | int] | None = None) -> None:
+        """A new topic of this name, that can be written to when this returns."""
         wanted = NewTopic(
-            name, partitions, 1, config={key.replace("_", "."): str(text) for key, text in config.items()}
+            name, partitions, 1, config={key.replace("_", "."): str(text) for key, text in (config or {}).items()}
         )
         self.admin.create_topics([wanted])[name].result(PATIENCE)
         self._until_there(name, partitions)
@@ -177,6 +179,29 @@ class Topics:
         """
         producer = Producer(self._settings | {"linger.ms": 20, "compression.type": compression, **LARGE})
         _append(producer, topic, records)
+
+    def read(self, topic: str) -> list[Record]:
+        """All records, by partition, as a reader of committed ones sees them. None of its transactions is open."""
+        reading = {"enable.partition.eof": True, "isolation.level": "read_committed", "enable.auto.commit": False}
+        consumer = Consumer({**self._settings, **reading, "group.id": "reader", "auto.offset.reset": "earliest"})
+        begins = self.begins(topic)
+        left = set(begins)
+        consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in begins.items()])
+        found: list[Record] = []
+        empty = 0
+        while left:
+            messages = consumer.consume(10_000, 0.1)  # it waits for so many, or so long
+            empty = 0 if messages else empty + 1
+            assert empty < 10 * PATIENCE, f"{topic} was not read to its end"
+            for message in messages:
+                if (error := message.error()) is not None:
+                    assert error.name() == "_PARTITION_EOF", error
+                    left.discard(message.partition())
+                    continue
+                place, time = message.partition(), message.timestamp()[1]
+                found.append(Record(message.value(), message.key(), place, message.headers() or (), time))
+        consumer.close()
+        return sorted(found, key=lambda each: each.partition or 0)
 
     def transact(self, topic: str, records: Iterable[Record], *, name: str | None = None) -> Transaction:
         """Append the records in a transaction and leave it open.

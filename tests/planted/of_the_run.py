@@ -8,10 +8,13 @@ from penstock.checkpoint import recovery
 from penstock.checkpoint.commits import CommitQueue
 from penstock.checkpoint.coordinator import Coordinator, StopProgress
 from penstock.connectors.files.committer import FilesCommitter
+from penstock.connectors.kafka import transactions
+from penstock.connectors.kafka.identity import Verdict
+from penstock.connectors.kafka.transactions import Producing, Publisher, Step
 from penstock.handles import CommitOutcome
 from penstock.runtime.source_task import SourceTask
 from planted.bug import bug
-from simulation import process
+from simulation import broker, process
 from simulation.outside import EpochCommitter
 
 
@@ -63,32 +66,61 @@ def _(put):
     put(Coordinator, "_acknowledge", acknowledge)
 
 
-@bug("S3-broker", "the marker is read before fencing, and not again")
+@bug("S3-broker", "the marker is read before fencing, and not again", core="core/test_kafka_transactions.py")
 def _(put):
-    def act(self, item, rows, *, void=False):
-        world, key = self._world, self._key(item)
-        world.sink_call("init", item.uid)
-        mine = world.outside.owners[key] = world.outside.owners.get(key, 0) + 1
-        if rows is None:
-            return CommitOutcome.ALREADY_DONE
-        world.sink_call("commit", item.uid)
-        return self._apply(item, rows, mine if self._fenced else -1, void=void)
+    def take(client, producing):
+        marker = producing.do(Step.READ, client.marker)
+        producing.do(Step.FENCE, client.fence)
+        return marker
 
-    put(EpochCommitter, "_act", act)
+    put(Publisher, "_take", staticmethod(take))
+
+
+@bug("S3-apart", "the marker is committed after the rows, in a transaction of its own")
+def _(put):
+    real = Producing.publish
+
+    def publish(self, marker, records=(), failpoint=lambda _name: None):
+        client = self._publisher.client
+        self.do(Step.BEGIN, client.begin)
+        self.do(Step.PRODUCE, lambda: client.produce(records))
+        self.do(Step.COMMIT, client.commit)
+        real(self, marker, (), failpoint)
+
+    put(Producing, "publish", publish)
+
+
+@bug("S3-again", "after an error the same producer goes on, and looks at nothing")
+def _(put):
+    put(Publisher, "close", lambda self: None)
+
+
+@bug("S5", "output of which no marker says whether it was published is published")
+def _(put):
+    real = transactions.judge
+
+    def judge(marker, *, log_id, checkpoint):
+        found = real(marker, log_id=log_id, checkpoint=checkpoint)
+        return Verdict.OPEN if found is Verdict.UNKNOWN else found
+
+    put(transactions, "judge", judge)
+
+
+@bug("S5-late", "a marker is made only with the first output")
+def _(put):
+    put(broker, "take_identity", lambda publisher, **_: None)
 
 
 @bug("S3-table", "the table's epoch is checked before the commit, not by it")
 def _(put):
     real = EpochCommitter._apply
 
-    def apply(self, item, rows, mine, *, void):
-        if not self._fenced:
-            self._is_done, before = (lambda _: False), self._is_done
-            try:
-                return real(self, item, rows, mine, void=void)
-            finally:
-                self._is_done = before
-        return real(self, item, rows, mine, void=void)
+    def apply(self, item, rows, *, void):
+        self._is_done, before = (lambda _: False), self._is_done
+        try:
+            return real(self, item, rows, void=void)
+        finally:
+            self._is_done = before
 
     put(EpochCommitter, "_apply", apply)
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import os
 
-from planted import of_another_kind, of_letters, of_rewinds, of_the_breadth, of_the_log, of_the_operator, of_the_run  # noqa: F401
+from planted import (  # noqa: F401
+    of_another_kind,
+    of_files,
+    of_functions,
+    of_letters,
+    of_rewinds,
+    of_the_breadth,
+    of_the_log,
+    of_the_operator,
+    of_the_run,
+)
 from planted.bug import planted
 
 _context = None

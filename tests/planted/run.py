@@ -20,7 +20,17 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
 from bench.result import save, show, tell  # noqa: E402
 
-from planted import of_another_kind, of_letters, of_rewinds, of_the_breadth, of_the_log, of_the_operator, of_the_run  # noqa: E402, F401
+from planted import (  # noqa: E402, F401
+    of_another_kind,
+    of_files,
+    of_functions,
+    of_letters,
+    of_rewinds,
+    of_the_breadth,
+    of_the_log,
+    of_the_operator,
+    of_the_run,
+)
 from planted.bug import BUGS, planted  # noqa: E402
 from pytest_output import first_failure  # noqa: E402
 from simulation.scenario import Scenario  # noqa: E402

@@ -24,7 +24,17 @@ from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
 from penstock.runtime.task import StepTask
 from penstock.runtime.task_logic import OperatorLogic, SinkLogic, UnionLogic
-from planted import of_another_kind, of_letters, of_rewinds, of_the_breadth, of_the_log, of_the_operator, of_the_run  # noqa: F401 - they register
+from planted import (  # noqa: F401 - they register
+    of_another_kind,
+    of_files,
+    of_functions,
+    of_letters,
+    of_rewinds,
+    of_the_breadth,
+    of_the_log,
+    of_the_operator,
+    of_the_run,
+)
 from planted.bug import BUGS, planted
 from simulation import fibers, process
 from simulation.exhaustive import IN_TESTS, search
@@ -176,7 +186,19 @@ def test_a_bug_is_planted_where_something_is_and_taken_away_again(bug: str) -> N
 
 @pytest.mark.parametrize(
     "bug",
-    ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync", *OF_OPERATORS, *OF_LETTERS],
+    [
+        "L5",
+        "R3-above",
+        "S1",
+        "S2",
+        "G1-staged",
+        "commit-early",
+        "no-blocking",
+        "fsync",
+        "S5",
+        *OF_OPERATORS,
+        *OF_LETTERS,
+    ],
 )
 def test_a_planted_bug_is_found_within_a_few_seeds(bug: str) -> None:
     with planted(bug), pytest.raises(Violation):
@@ -203,3 +225,12 @@ def test_a_planted_bug_of_dead_letters_is_found_within_a_few_stories_that_have_s
 def test_a_planted_bug_is_found_by_the_search(bug: str, setting: str) -> None:
     with planted(bug):
         assert search("table/1", setting).found
+
+
+@pytest.mark.parametrize(
+    ("bug", "setting"),
+    [("S3-broker", "1 zombie"), ("S3-apart", "2 crash"), ("S3-again", "1 unknown"), ("S5-late", "1 pin")],
+)
+def test_a_planted_bug_of_the_committer_of_kafka_is_found_by_the_search(bug: str, setting: str) -> None:
+    with planted(bug):
+        assert search("broker/1", setting).found

@@ -45,6 +45,7 @@ class Plan:
     imports: int = 0
     replays: int = 0
     drops: int = 0
+    expiries: int = 0
 
 
 class Acts:
@@ -61,7 +62,13 @@ class Acts:
     def is_urgent(self) -> bool:
         """Whether now is when something outside does the most harm."""
         is_owing = self._plan.rewinds and self._world.ledger.facts.is_owing
-        return bool(is_owing) or self._orders.is_nagging or self._may_replay or self._may_drop
+        return (
+            bool(is_owing)
+            or bool(self._plan.expiries and self._unconfirmed)
+            or self._orders.is_nagging
+            or self._may_replay
+            or self._may_drop
+        )
 
     def act(self) -> None:
         """One of the things that are still granted."""
@@ -89,6 +96,7 @@ class Acts:
             (plan.imports and len(world.exported) < MOST_FOLDERS and self.changes.exportable, self.changes.export),
             (plan.imports and world.exported and not world.is_strange and not shape.without, self._import),
             (plan.replays and world.ledger.facts.finals, self._replay),
+            (plan.expiries and world.outside.owners and world.chance.random() < 0.1, self._expire),
             (plan.drops and world.ledger.facts.finals and world.chance.random() < 0.3, self._drop),
         ):
             if left:
@@ -99,6 +107,8 @@ class Acts:
             acts += [self._replay] * 4
         if self._may_drop:
             acts += [self._drop] * 4
+        if plan.expiries and self._unconfirmed:
+            acts += [self._expire] * 8
         if acts:
             world.chance.choice(acts)()
         if world.ledger.violation is not None:
@@ -111,6 +121,30 @@ class Acts:
         what = world.disk.land_one(world.chance.randrange(len(world.disk.in_flight)))
         world.tell(f"what was on its way lands: {what}")
         world.count("landed late")
+
+    @property
+    def _unconfirmed(self) -> list[str]:
+        """Identities whose marker alone says that something which is open in the log is published."""
+        world, facts = self._world, self._world.ledger.facts
+        manifest = facts.manifests.get(facts.restore if facts.restore is not None else -1)
+        open = [item for item in manifest.open if item.target in world.outside.owners] if manifest is not None else []
+        done = [item for item in open if all(ref.path in facts.done for ref in item.files)]
+        return sorted({item.target for item in done} & world.outside.versions.keys())
+
+    def _expire(self) -> None:
+        """All are stopped for longer than a marker lives."""
+        world = self._world
+        for process in list(world.processes):
+            world.kill(process)
+        self._plan.expiries -= 1
+        ids = self._unconfirmed or sorted(world.outside.owners.keys() & world.outside.versions.keys())
+        if not ids:
+            return
+        id = world.chance.choice(ids)
+        del world.outside.versions[id]
+        world.expired.add(id)
+        world.tell(f"the marker of {id} has expired")
+        world.count("expiry")
 
     def _another(self) -> None:
         """A driver beside those that live."""

@@ -25,7 +25,7 @@ and of two drivers that find no log the first to begin one is called the first.
 
 Not searched: other orders within one process (its tasks and workers take turns in one order; the seeds of
 ``scenario`` vary that), several sources or sinks, wall clocks that run apart, a commit that finds its producer taken
-more than once (``MOST_FENCED``), an expired marker (no sink of the product has one yet, rule S5). States are told
+more than once (``MOST_FENCED``), an expired marker (the seeds have it). States are told
 apart by 64-bit hashes: two that collide would be taken for one.
 """
 
@@ -60,7 +60,7 @@ SMALLEST = (
     "1 zombie",
 )
 IN_TESTS = tuple((row, kind) for row in SMALLEST for kind in KINDS if row != "1 zombie" or kind == "files/1")
-"""All, but of the longest row only that with the committer that the product has; ``make exhaust`` has the others."""
+"""All, but of the longest row only that of files; ``make exhaust`` has the others."""
 
 LARGER = (
     "1 crash 1 unknown",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.entries import Claim
 from penstock.checkpoint.log import Log, OwnedLog
+from simulation.broker import SimulatedPublishers
 from simulation.fibers import Fiber, FiberLock
 from simulation.threadless import Piece
 
@@ -45,6 +46,9 @@ class Process:
     frozen_until: int = 0
     owned: OwnedLog | None = None
     """The log under its newest claim."""
+
+    def __post_init__(self) -> None:
+        self.publishers = SimulatedPublishers(self.world)
 
     def spawn(self, name: str, work: Callable[[], None], *, after: int = 0) -> None:
         self.pieces.append(Piece(name, None, work, sleeps_until=after))

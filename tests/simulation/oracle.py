@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.policy import CheckpointConfig
+from penstock.errors import SinkIdentityConflict
 from penstock.handles import CheckpointId
 from penstock.job.start import StartOptions
 from penstock.runtime.lifecycle import NoRestart
@@ -42,6 +43,8 @@ def _check(world: World, *, durable_only: bool, brings: StartOptions | None = No
             _go_past(fresh)
         owed = fresh.ledger.letters.owed() if brings is None else {}
         driver = _driven(fresh, brings=brings)
+        if fresh.expired and isinstance(driver.outcome, SinkIdentityConflict):
+            driver = _driven(fresh, brings=brings)  # the operator has said what was published
         if is_after_the_end(driver.outcome) and fresh.ledger.facts.is_drained:
             driver = _go_back(fresh, driver)
         if (world.is_grown or fresh.ledger.facts.is_drained) and is_after_the_end(driver.outcome):
@@ -95,7 +98,7 @@ def left_behind(world: World, *, durable_only: bool) -> int:
     files = frozenset(disk.durable_items() if durable_only else disk.files.items())
     owners = frozenset((key, world.last_init.get(key)) for key in outside.owners)
     remembered = (frozenset(outside.versions.items()), owners, frozenset(disk.rotten))
-    wanted = (world.pipeline.shape, world.is_grown, world.importing)
+    wanted = (world.pipeline.shape, world.is_grown, world.importing, world.asked_about_markers)
     return hash((files, remembered, world.ledger.facts.verdicts(), wanted))
 
 
@@ -114,6 +117,9 @@ def _go_past(world: World) -> None:
     to = CheckpointId(known[-1]) if known else None
     tool = Tool(world, "operator", rewind_tool(to, discard=False, past_unreadable=True))
     _finish(world, tool)
+    if world.expired and isinstance(tool.outcome, SinkIdentityConflict):
+        tool = Tool(world, "operator", rewind_tool(to, discard=False, past_unreadable=True))
+        _finish(world, tool)  # the operator has said what was published
     if "No entry is left" in str(tool.outcome):
         world.disk.mend()  # there is a copy, or the job begins in another directory
     elif tool.outcome != "done":

@@ -1,4 +1,4 @@
-"""The outside world of the simulation: a table and a broker that remember, and committers for them."""
+"""The outside world of the simulation: a table and a broker that remember, and who publishes to what."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.connectors.files.committer import FilesCommitter
 from penstock.errors import CheckpointUnreadable, SinkIdentityConflict
 from penstock.handles import CommitOutcome, Committable
+from simulation.broker import SimulatedCommitter
 
 if TYPE_CHECKING:
+    from simulation.machine import Process
     from simulation.world import World
 
 Row = tuple[int, int, int]
@@ -34,11 +36,10 @@ class Outside:
 
 
 class EpochCommitter:
-    """A table (identity checked by the commit itself), or a broker (fencing by init, marker in the transaction)."""
+    """A table, whose commit itself checks the identity."""
 
-    def __init__(self, world: World, *, fenced: bool) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._fenced = fenced
 
     def commit(self, item: Committable) -> CommitOutcome:
         return self._act(item, self._rows(item) if not self._is_done(item) else None)
@@ -58,12 +59,9 @@ class EpochCommitter:
             found += rows_of(data)
         return found
 
-    def _key(self, item: Committable) -> str:
-        return item.target
-
     def _is_done(self, item: Committable) -> bool:
         self._world.touches("read", item.uid)
-        log_id, version = self._world.outside.versions.get(self._key(item), ("", -1))
+        log_id, version = self._world.outside.versions.get(item.target, ("", -1))
         detail: Any = item.detail
         if log_id and log_id != detail["log"]:
             msg = f"{item.target} remembers log {log_id}"
@@ -72,42 +70,27 @@ class EpochCommitter:
         return version >= item.checkpoint
 
     def _act(self, item: Committable, rows: Sequence[Row] | None, *, void: bool = False) -> CommitOutcome:
-        world, key = self._world, self._key(item)
-        mine = -1
-        if self._fenced:
-            fault = world.sink_call("init", item.uid)
-            mine = world.outside.owners[key] = world.outside.owners.get(key, 0) + 1
-            if fault:
-                return CommitOutcome.UNKNOWN
-            world.last_init[key] = world.current.name if world.current else ""
-            world.sink_call("marker", item.uid)
-            if self._is_done(item):
-                return CommitOutcome.ALREADY_DONE
-            if rows is None:
-                return CommitOutcome.RETRY  # it was done a moment ago, another's void or commit; look again
-        elif rows is None:
+        world, key = self._world, item.target
+        if rows is None:
             return CommitOutcome.ALREADY_DONE
         fault = world.sink_call("void" if void else "commit", item.uid)
         if fault == "fails":
             return CommitOutcome.RETRY
         if fault == "late":
-            world.disk.in_flight.append(("commit", key, lambda: self._apply(item, rows, mine, void=void)))
+            world.disk.in_flight.append(("commit", key, lambda: self._apply(item, rows, void=void)))
             return CommitOutcome.UNKNOWN
-        outcome = self._apply(item, rows, mine, void=void)
+        outcome = self._apply(item, rows, void=void)
         world.after("commit", key)
         return CommitOutcome.UNKNOWN if fault else outcome
 
-    def _apply(self, item: Committable, rows: Sequence[Row], mine: int, *, void: bool) -> CommitOutcome:
+    def _apply(self, item: Committable, rows: Sequence[Row], *, void: bool) -> CommitOutcome:
         """The atomic act: rows and identity together."""
-        world, key = self._world, self._key(item)
+        world = self._world
         world.touches("void" if void else "commit", item.uid)
-        if self._fenced and world.outside.owners[key] != mine:
-            world.observe("fenced")
-            return CommitOutcome.UNKNOWN
-        if not self._fenced and self._is_done(item):
+        if self._is_done(item):
             return CommitOutcome.ALREADY_DONE
         detail: Any = item.detail
-        world.outside.versions[key] = (detail["log"], item.checkpoint)
+        world.outside.versions[item.target] = (detail["log"], item.checkpoint)
         if void:
             world.ledger.voided(item)
         else:
@@ -115,7 +98,8 @@ class EpochCommitter:
         return CommitOutcome.DONE
 
 
-def committer_for(world: World, kind: str) -> EpochCommitter | FilesCommitter:
+def committer_for(process: Process, kind: str) -> EpochCommitter | FilesCommitter | SimulatedCommitter:
+    """Who publishes in a process."""
     if kind == "files/1":
-        return FilesCommitter(world.disk)
-    return EpochCommitter(world, fenced=kind == "broker/1")
+        return FilesCommitter(process.world.disk)
+    return SimulatedCommitter(process.world, process) if kind == "broker/1" else EpochCommitter(process.world)

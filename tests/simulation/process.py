@@ -225,7 +225,7 @@ class Driver(Process):
             manifest_writer=ManifestWriter(
                 owned, world.disk, retained=world.terms.settings.retained, leftovers=lambda: self._leftovers(owned)
             ),
-            publish=lambda item: committer_for(world, item.kind).commit(item),
+            publish=lambda item: committer_for(self, item.kind).commit(item),
             explain=to_penstock_error,
             cancel=self._edge.cancel,
             background=nullcontext,
@@ -246,8 +246,8 @@ class Driver(Process):
             recovery,
             log=owned,
             filesystem=world.disk,
-            commit=lambda item: committer_for(world, item.kind).commit(item),
-            void=lambda item: committer_for(world, item.kind).void(item),
+            commit=lambda item: committer_for(self, item.kind).commit(item),
+            void=lambda item: committer_for(self, item.kind).void(item),
             listener=self.heard,
             pause=self.pause,
             folders=world.folder,

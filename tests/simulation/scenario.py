@@ -74,6 +74,7 @@ def more_of(plan: Plan, chance: Random) -> Plan:
         imports=chance.choice((0, 0, 1, 2)),
         replays=chance.choice((1, 2, 3, 6)),
         drops=chance.choice((0, 1, 2)),
+        expiries=chance.choice((0, 1)),
     )
 
 

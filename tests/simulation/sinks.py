@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.elements import Batch
 from penstock.errors import EngineFailed
 from penstock.handles import CheckpointId, Committable, FileRef, Guarantee
+from simulation.broker import identity_of, take
 from simulation.names import first_called
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class FakeSink:
         pass
 
     def writer(self, context: Any) -> FakeWriter:
+        if self.kind == "broker/1":
+            return BrokerWriter(self, context)
         return FakeWriter(self, context)
 
     def stages_in(self, log_id: str, uid: str) -> Sequence[str]:
@@ -93,6 +96,32 @@ class FakeWriter:
 
     def close(self) -> None:
         pass
+
+
+class BrokerWriter(FakeWriter):
+    """Has its identity at the broker while it lives."""
+
+    def __init__(self, sink: FakeSink, context: Any) -> None:
+        super().__init__(sink, context)
+        self._identity = identity_of(context.uid, context.log_id, sink.prefix)
+        self._held = take(sink.world, self._identity, context)
+
+    def _committable(self, checkpoint: CheckpointId, refs: tuple[FileRef, ...]) -> Committable:
+        identity = self._identity
+        return Committable(
+            uid=self._of.uid,
+            kind=self._sink.kind,
+            checkpoint=checkpoint,
+            target=identity.transactional_id,
+            files=refs,
+            detail=identity.to_json(),
+        )
+
+    def close(self) -> None:
+        if self._held is not None:
+            publishers, publisher = self._held
+            self._held = None
+            publishers.release(publisher)
 
 
 @dataclass(frozen=True, slots=True)

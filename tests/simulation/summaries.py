@@ -14,6 +14,7 @@ from penstock.checkpoint.history import History
 from penstock.checkpoint.log import Log, LogWriter, OwnedLog
 from penstock.connectors.files.committer import FilesCommitter
 from penstock.errors import PenstockError
+from simulation.broker import SimulatedCommitter
 from simulation.outside import EpochCommitter
 
 CALLS: tuple[tuple[type, str], ...] = (
@@ -25,6 +26,8 @@ CALLS: tuple[tuple[type, str], ...] = (
     (FilesCommitter, "void"),
     (EpochCommitter, "commit"),
     (EpochCommitter, "void"),
+    (SimulatedCommitter, "commit"),
+    (SimulatedCommitter, "void"),
 )
 
 
@@ -43,17 +46,22 @@ def summarised() -> Iterator[None]:
 
 def _summarised(real: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(self: Any, *given: Any, **named: Any) -> Any:
-        world = self._world if isinstance(self, EpochCommitter) else self._filesystem._world
+        world = self._world if isinstance(self, EpochCommitter | SimulatedCommitter) else self._filesystem._world
         with world.remembering(name) as told:
             try:
                 result = real(self, *given, **named)
             except PenstockError as error:
-                told.append(str(error))
+                told.append(_told(self, str(error)))
                 raise
-            told.append(_brief(result))
+            told.append(_told(self, _brief(result)))
             return result
 
     return call
+
+
+def _told(of: Any, result: Any) -> Any:
+    """With what a call leaves behind besides its result: producers that go on."""
+    return (result, of.state()) if isinstance(of, SimulatedCommitter) else result
 
 
 def _brief(result: Any) -> Any:

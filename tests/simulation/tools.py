@@ -58,8 +58,8 @@ def rewind_tool(to: CheckpointId | None, *, discard: bool, past_unreadable: bool
             recovery,
             log=owned,
             filesystem=world.disk,
-            commit=lambda item: committer_for(world, item.kind).commit(item),
-            void=lambda item: committer_for(world, item.kind).void(item),
+            commit=lambda item: committer_for(tool, item.kind).commit(item),
+            void=lambda item: committer_for(tool, item.kind).void(item),
             listener=lambda fact: world.count(type(fact).__name__),
             pause=tool.pause,
         )

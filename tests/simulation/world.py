@@ -14,7 +14,15 @@ from typing import Any
 from penstock.checkpoint.entries import Manifest
 from penstock.checkpoint.policy import CheckpointConfig
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, EventTime, MonotonicTime, WallTime
-from penstock.errors import CheckpointUnreadable, GenerationFenced, GraphError, JobIsRunning, LogGap, PenstockError
+from penstock.errors import (
+    CheckpointUnreadable,
+    GenerationFenced,
+    GraphError,
+    JobIsRunning,
+    LogGap,
+    PenstockError,
+    SinkIdentityConflict,
+)
 from penstock.job.start import StartOptions
 from penstock.settings import Settings
 from simulation.answers import Answers
@@ -74,6 +82,10 @@ class World(Mischief):
         self.coverage: dict[str, int] = {}
         self.last_init: dict[str, str] = {}
         """Who last initialised a producer, by its identity."""
+        self.expired: set[str] = set()
+        """Identities whose marker has expired once."""
+        self.asked_about_markers = False
+        """A job has stopped since a marker was lost: from now on the operator says what was published."""
         self.slow: frozenset[str] = frozenset()
         """Tasks and workers that are seldom run while another can be: so barriers wait, and snapshots are late."""
         self.quiet: dict[int, int] = {}
@@ -98,6 +110,7 @@ class World(Mischief):
         """A world without mischief, under the same terms and with the same pipeline."""
         world = World(of.terms, chance, faults, facts=facts, is_plain=True)
         world.deploy(of.pipeline.shape)
+        world.expired, world.asked_about_markers = set(of.expired), of.asked_about_markers
         world.is_grown, world.is_recut, world.is_draining = of.is_grown, of.is_recut, of.is_draining
         return world
 
@@ -131,6 +144,8 @@ class World(Mischief):
             return
         if isinstance(outcome, GraphError) or outcome.retry or process.may_refuse or isinstance(outcome, JobIsRunning):
             return
+        if self.expired and isinstance(outcome, SinkIdentityConflict):
+            return  # something was open, and nobody can say whether it was published
         if self.is_strange and isinstance(outcome, CheckpointUnreadable | LogGap) and "log/" in str(outcome):
             return
         if self.is_strange and isinstance(outcome, GenerationFenced):

@@ -105,7 +105,7 @@ def test_a_plan_says_what_the_page_shows_and_is_outdated_by_a_name(shop: Shop) -
 
     ends_with(shop.run(saved), 0)
     ends_with(shop.run("penstock savepoint create orders more"))
-    assert "the log has moved: entries after" in ends_with(shop.run(run), 65).err
+    assert "The log has moved: entries after" in ends_with(shop.run(run), 65).err
     assert "savepoint more" in shop.run(run).err
 
 
@@ -114,7 +114,7 @@ def test_a_plan_to_begin_with_an_export_says_what_is_brought_in(shop: Shop) -> N
     assert len(lines) == 2
     ends_with(shop.run("penstock savepoint export orders before-v2 ./exports/orders"))
     (elsewhere,) = [line for line in lines if "./elsewhere" in line]
-    assert "another log remembers" in ends_with(shop.run(elsewhere), 65).err
+    assert "of another log (" in ends_with(shop.run(elsewhere), 65).err
     shutil.rmtree(shop.home / "out")  # as a start would need it: its log is another one
     for line in lines:
         said = ends_with(shop.run(line), 2).out

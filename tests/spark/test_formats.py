@@ -137,7 +137,7 @@ def test_the_reason_is_text_whatever_the_bytes(spark, schema):
 def test_names_that_would_stand_twice_are_refused(spark, frame, schema):
     with pytest.raises(SchemaMismatch, match="KEY"):
         text.parsed_schema(frame.schema, "value", text.struct_type(spark, "KEY LONG"))
-    with pytest.raises(SchemaMismatch, match="there are key, value"):
+    with pytest.raises(SchemaMismatch, match="Columns: key, value"):
         text.parsed_schema(frame.schema, "none", schema)
     with pytest.raises(SchemaMismatch, match="only STRING"):
         text.parsed_schema(frame.schema, "key", schema)

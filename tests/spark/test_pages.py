@@ -1,4 +1,4 @@
-"""Pages that are whole programs: programs.md, tables.md, small-connectors.md. Each prints what it says it prints."""
+"""Pages that are whole programs: programs.md, tables.md and pages of connectors. Each prints what it says it prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from page_kit import DOCS
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("page", ["programs.md", "tables.md", "small-connectors.md"])
+@pytest.mark.parametrize("page", ["programs.md", "tables.md", "small-connectors.md", "sources-files.md"])
 @pytest.mark.usefixtures("spark")
 def test_a_page_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

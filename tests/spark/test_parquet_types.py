@@ -177,7 +177,9 @@ def test_a_type_that_spark_does_not_have_is_refused_with_the_file_and_the_remedy
 ) -> None:
     write(tmp_path, {"at": fill(pa.array([T, None], pa.timestamp("ns")))})
 
-    with pytest.raises(GraphError, match=r"a\.parquet: its columns cannot be taken: .*NANOS.* Give schema="):
+    with pytest.raises(
+        GraphError, match=r"The columns of file '.*a\.parquet' cannot be taken from it: .*NANOS.* Give schema="
+    ):
         Source(tmp_path / "plain", format="parquet").schema(spark)
 
 

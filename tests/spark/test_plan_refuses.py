@@ -68,32 +68,39 @@ STORIES = {
     ),
     "a sink that cannot hold the columns": Refusal(
         code=65,
-        says="format 'text' writes one STRING column",
+        says="Format 'text' writes one STRING column",
         source=change(('"archive", format="json"', '"archive", format="text"')),
     ),
     "files without columns to take": Refusal(
-        code=1,
+        code=65,
         says="has no file to take the columns from",
         source=change(
             ('"in", format="json", schema="user STRING, amount LONG, at TIMESTAMP"', '"none", format="parquet"')
         ),
         story=lambda folder: (folder / "none").mkdir(),
     ),
+    "a folder of Parquet files that is missing": Refusal(
+        code=65,
+        says="none' does not exist. Create it, mount it or correct the path",
+        source=change(
+            ('"in", format="json", schema="user STRING, amount LONG, at TIMESTAMP"', '"none", format="parquet"')
+        ),
+    ),
     "state that does not fit": Refusal(
         code=65,
-        says="put the old one back",
+        says="Put the old one back",
         before=V1,
         source=change(('ps.tumbling("1 minute")', 'ps.tumbling("2 minutes")')),
     ),
     "a file that was read and has changed": Refusal(
         code=1,
-        says="file 'a.json' was read as",
+        says="File 'a.json' was read as",
         before=V1,
         story=lambda folder: drop(folder / "in", "a.json", [order(7), order(8)]),
     ),
     "a state directory that was lost": Refusal(
         code=65,
-        says="another log remembers",
+        says="of another log (",
         before=V1,
         story=lambda folder: (folder / "state").rename(folder / "lost"),
     ),

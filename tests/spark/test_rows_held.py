@@ -92,7 +92,7 @@ def test_a_checkpoint_that_expires_while_rows_are_held_leaves_them_to_the_next(s
 def test_a_stop_while_rows_are_held_waits_for_them_and_the_next_start_reads_them_no_more(spark: SparkSession) -> None:
     with ps.testing.run(sums(), spark, checkpoint_timeout="1000 days") as t:
         holding(t)
-        with pytest.raises(HarnessError, match=f"'sums' is {HELD}; 'out' is held"):
+        with pytest.raises(HarnessError, match=f"'sums' is {HELD}, 'out' is held"):
             t.stop()
         hold(t, "out", is_held=False)
         assert not t.is_alive

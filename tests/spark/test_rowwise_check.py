@@ -251,7 +251,7 @@ def test_errors_of_sql_have_the_line_and_the_nearest_columns_and_no_trace(spark,
     assert "Syntax error" in refusal(spark, lambda s, p, c: s.where("amount >>> > 1"))
     assert "incompatible types" in refusal(spark, lambda s, p, c: s.where("user > array(1)"))
     assert "Column 'tgas' does not exist" in refusal(spark, lambda s, p, c: s.drop("tgas"), ps.SchemaMismatch)
-    assert "stands twice" in refusal(spark, lambda s, p, c: s.select("id", "amount AS ID"), ps.SchemaMismatch)
+    assert "appears twice" in refusal(spark, lambda s, p, c: s.select("id", "amount AS ID"), ps.SchemaMismatch)
     assert "Column 'when' does not" in refusal(
         spark, lambda s, p, c: s.with_watermark("when", "1 s"), ps.SchemaMismatch
     )
@@ -284,8 +284,10 @@ def test_schema_and_preview_run_nothing_of_the_job(spark):
     rows = [{"value": '{"id": 1}'}, {"value": '{"id": 2}'}, {"value": "x"}]
     assert [row.asDict() for row in twice.preview(rows).collect()] == [{"id": 2, "twice": 4}]
     assert [row.value for row in bad.preview({"lines": rows}).collect()] == ["x"]
-    with pytest.raises(ps.GraphError, match=r"differ in 'lines', 'other'\. Give rows of each source"):
-        twice.preview({"other": rows})
+    with pytest.raises(ps.GraphError, match=r"preview\(\) has no rows of source 'lines'"):
+        twice.preview({})
+    with pytest.raises(ps.GraphError, match=r"'line', which is no source of the stream\. Did you mean 'lines'\?"):
+        twice.preview({"line": rows})
     with pytest.raises(ps.GraphError, match=r"A row of preview.* Column 'key' does not exist\. Columns: value"):
         twice.preview([{"key": 1}])
     timed = p.read("n", ps.rate.Source(rows_per_second=1)).with_watermark("at", delay="1 s")

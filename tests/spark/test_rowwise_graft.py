@@ -245,7 +245,7 @@ def test_a_table_may_keep_what_was_read_last_while_it_is_rewritten(spark, tmp_pa
         batch = segment(batch_of(frame_of(spark)))
         assert rows(batch.frame) == [(1, "old")]
         batch.release()
-    assert [record.levelname for record in caplog.records if "table 'lake'" in record.message] == ["WARNING"] * 2
+    assert [record.levelname for record in caplog.records if "Table 'lake'" in record.message] == ["WARNING"] * 2
     write("new")
     clock.at += 59_000_000
     assert rows(segment(batch_of(frame_of(spark))).frame) == [(1, "old")], "the last try was 59 seconds ago"

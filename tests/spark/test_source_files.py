@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import penstock as ps
 from penstock.clock import MonotonicTime, WallTime
 from penstock.connectors.files import ranges, source
 from penstock.connectors.files.source import Source
 from penstock.elements import Batch
-from penstock.errors import DecodeError, GraphError, SourceChanged, SourceUnavailable
+from penstock.errors import DecodeError, GraphError, SourceChanged
 from penstock.handles import Position
 from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, SourceContext, Until
 from penstock.job.failures import to_penstock_error
@@ -228,14 +229,38 @@ def test_a_malformed_csv_row_fails(spark, tmp_path, line):
     explained = ranges.explain(failure.value)
     assert isinstance(explained, DecodeError)
     assert "parse_json" not in str(explained)  # which cannot read CSV
-    assert "from_csv" in str(explained)
+    assert "parse_csv" in str(explained)
 
 
-def test_what_the_error_about_malformed_csv_proposes_reads_the_line(spark, tmp_path):
-    put(tmp_path, "in.csv", "x,1\n2,3\n", at=1)
-    reader = open_(spark, source.Source(str(tmp_path), format="text"))
-    row = reader.frame(ask(reader).plan).selectExpr("from_csv(value, 'a INT, b INT') AS row")
-    assert [tuple(line) for line in row.select("row.*").collect()] == [(None, 1), (2, 3)]
+@pytest.mark.parametrize(
+    ("on_error", "rows", "bad"),
+    [("split", [(2, "z")], ["x;1", "7", "1;2;3"]), ("null", [(None, None), (2, "z"), (None, None), (None, None)], [])],
+)
+def test_parse_csv_is_what_the_error_about_malformed_csv_proposes(tmp_path, spark, on_error, rows, bad):
+    put(tmp_path, "in.csv", "x;1\n2;'z'\n7\n1;2;3\n", at=1)
+    kept, aside = ps.memory.Sink(f"csv-{on_error}"), ps.memory.Sink(f"csv-bad-{on_error}")
+
+    @ps.pipeline("csv")
+    def csv(p):
+        lines = p.read("lines", ps.files.Source(tmp_path, format="text", bounded=True))
+        options = {"sep": ";", "quote": "'"}
+        parsed = lines.parse_csv("value", "a INT, b STRING", on_error=on_error, options=options)
+        if on_error == "split":
+            parsed, broken = parsed
+            broken.write("bad", aside)
+        parsed.write("good", kept)
+
+    ps.Job(csv, state=tmp_path / "state", spark=spark).run()
+    assert [(row["a"], row["b"]) for row in kept.rows] == rows
+    assert [row["value"] for row in aside.rows] == bad
+    assert all("malformed CSV" in row["_error"] for row in aside.rows)
+
+
+def test_parse_csv_refuses_options_that_mean_nothing_for_one_line():
+    lines = ps.Pipeline("csv").read("lines", ps.files.Source("in", format="text"))
+    for options, words in (({"header": True}, "each value is one line"), ({"sepp": ";"}, "no effect")):
+        with pytest.raises(GraphError, match=words):
+            lines.parse_csv("value", "a INT", options=options)
 
 
 @pytest.mark.parametrize("ending", [".gz", ".bz2"])
@@ -468,13 +493,90 @@ def test_what_cannot_work_is_refused(spark, tmp_path):
         source.Source("in", format="json")
     with pytest.raises(GraphError, match="not one of"):
         source.Source("in", format="xml")
-    with pytest.raises(GraphError, match="one line of UTF-8"):
-        source.Source("in", format="csv", schema="a INT", options={"multiLine": True})
+    with pytest.raises(GraphError, match="each record is a text of its own"):
+        source.Source("in", format="csv", schema="a INT", options={"lineSep": ";"})
     with pytest.raises(GraphError, match="mount"):
         source.Source("s3://in", format="text")
     with pytest.raises(GraphError, match=r"no list of columns: .*Write it as in"):
         source.Source("in", schema="a NOTHING").schema(spark)
-    with pytest.raises(GraphError, match="create it"):
+    with pytest.raises(GraphError, match="Create it"):
         open_(spark, source.Source(str(tmp_path / "none"), format="text"))
-    with pytest.raises(SourceUnavailable, match="schema="):
+    with pytest.raises(GraphError, match="schema="):
         source.Source(str(tmp_path), format="parquet").schema(spark)
+
+
+@pytest.mark.parametrize("format", ["json", "csv", "text", "parquet"])
+@pytest.mark.parametrize("split", [10**9, CUT])
+def test_partition_columns_come_from_the_names_of_folders(spark, tmp_path, format, split):
+    folders = ["day=2026-01-31/city=K%C3%B6ln", "day=2026-02-01/city=__HIVE_DEFAULT_PARTITION__"]
+    folders.append("city=a b/day=2026-02-02")
+    root = tmp_path / "day=never"  # above the directory, names mean nothing
+    for number, name in enumerate(folders):
+        (root / name).mkdir(parents=True)
+        path = root / name / f"a+b %20 {number}"
+        count = 20_000 if number == 0 else 1
+        if format == "parquet":
+            pq.write_table(pa.table({"value": [f"v{number}-{each:09}" for each in range(count)]}), path)
+        else:
+            line = {"json": '{{"value": "v{}-{:09}"}}\n'}.get(format, "v{}-{:09}\n")
+            path.write_text("".join(line.format(number, each) for each in range(count)))
+        os.utime(path, (number, number))
+    schema = None if format == "text" else "value STRING"
+    files = Source(
+        root, format=format, schema=schema, recursive=True, partition_columns="day DATE, city STRING", split_bytes=split
+    )
+    assert files.schema(spark).simpleString() == "struct<value:string,day:date,city:string>"
+    batches, _ = drain(open_(spark, files))
+    rows = [(value[:2], str(day), city) for batch in batches for value, day, city in batch]
+    assert len(rows) == 20_002
+    assert sorted(set(rows)) == [
+        ("v0", "2026-01-31", "Köln"),
+        ("v1", "2026-02-01", None),
+        ("v2", "2026-02-02", "a b"),
+    ]
+
+
+@pytest.mark.parametrize("folder", ["day=soon", "days=2026-01-31", "."])
+def test_a_file_whose_folders_do_not_fit_partition_columns_fails_the_job_with_its_path(spark, tmp_path, folder):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    put(tmp_path / folder, "a.txt", "x\n", at=1)
+    reader = open_(spark, Source(tmp_path, format="text", recursive=True, partition_columns="day DATE"))
+    with pytest.raises(Exception, match=r"penstock\.decode:") as failure:
+        noop(reader.frame(ask(reader).plan))
+    explained = ranges.explain(failure.value)
+    assert isinstance(explained, DecodeError)
+    assert f"{tmp_path}" in str(explained)
+    assert "no folder day=… with a value of type date. Move the file" in str(explained)
+
+
+def test_partition_columns_that_cannot_be_meant_are_refused(spark):
+    with pytest.raises(GraphError, match="recursive=True"):
+        Source("in", format="text", partition_columns="day DATE")
+    twice = Source("in", schema="day DATE, n INT", recursive=True, partition_columns="DAY DATE")
+    with pytest.raises(GraphError, match="'DAY' is in the files and in partition_columns"):
+        twice.schema(spark)
+
+
+def test_columns_of_csv_are_found_by_the_names_in_each_files_first_line(spark, tmp_path):
+    put(tmp_path, "a.csv", "id;name;at\n1;'x;y';noon\n", at=1)
+    put(tmp_path, "b.csv", "\ufeffname;ID\nz;2\nw;3\n", at=2)
+    put(tmp_path, "c.csv", "id\n4\n", at=3)
+    put(tmp_path, "d.csv", "name;id\n" + "".join(f"n{number};{number}\n" for number in range(20_000)), at=4)
+    options = {"header": "names", "sep": ";", "quote": "'"}
+    files = Source(tmp_path, format="csv", schema="id INT, name STRING", options=options, split_bytes=CUT)
+    batches, _ = drain(open_(spark, files))
+    assert batches[0] == [(1, "x;y"), (2, "z"), (3, "w"), (4, None)]
+    assert [row for batch in batches[1:] for row in batch] == [(number, f"n{number}") for number in range(20_000)]
+    assert len(batches) > 3
+
+
+@pytest.mark.parametrize(("first", "words"), [("a;b", "names no column of the schema"), ("id;ID", "'id' twice")])
+def test_a_first_line_that_does_not_name_the_columns_is_refused_with_the_file(spark, tmp_path, first, words):
+    path = put(tmp_path, "a.csv", f"{first}\n1;2\n", at=1)
+    files = Source(tmp_path, format="csv", schema="id INT", options={"header": "names", "sep": ";"})
+    reader = open_(spark, files)
+    with pytest.raises(DecodeError, match=words) as refused:
+        reader.frame(ask(reader).plan)
+    assert str(path) in str(refused.value)
+    with pytest.raises(GraphError, match="Option 'header' is 'first'"):
+        Source(tmp_path, format="csv", schema="id INT", options={"header": "first"})

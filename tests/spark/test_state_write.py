@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pyspark.sql import functions as F
@@ -49,6 +49,11 @@ def state(spark: SparkSession, folder: Path, **options: object) -> set[tuple[obj
     return {(row["user"], row["window_start"].minute, row["n"]) for row in found.collect()}
 
 
+def blocks(spark: SparkSession) -> frozenset[int]:
+    """The cached rows of this context."""
+    return frozenset(cast("Any", spark.sparkContext)._jsc.getPersistentRDDs().keySet())
+
+
 def test_a_run_goes_on_from_repaired_state(spark: SparkSession) -> None:
     with ps.testing.run(clicks(), spark) as t:
         t.send("a", [at("u", 0), at("v", 0), at("test", 0), at(None, 0)])
@@ -57,8 +62,10 @@ def test_a_run_goes_on_from_repaired_state(spark: SparkSession) -> None:
         fixed = ps.read_state(spark, t.folder / "clicks", "counts").where("user IS NULL OR user <> 'test'")
         fixed = fixed.withColumn("n", F.expr("CASE WHEN user = 'v' THEN n + 10 ELSE n END"))
 
+        kept = blocks(spark)
         number = ps.write_state(spark, t.folder / "clicks", "counts", fixed, name="without-test")
 
+        assert blocks(spark) <= kept
         history = open_job(t.folder).read()
         written = history.restore_point
         assert number == written.checkpoint == before.restore_point.checkpoint + 1
@@ -214,10 +221,12 @@ def test_what_does_not_fit_is_refused_and_nothing_is_claimed(spark: SparkSession
                 "window_end"
             ),
             "Column 'm' does not exist": table(spark, good).withColumn("m", F.lit(1)),
-            "Aggregate 'n' is missing. It takes 'n', or 'n__count'": table(spark, good).drop("n"),
-            "1 of 2 rows have the key and window of another": table(spark, good, good),
-            "1 rows have a bound that is NULL": table(spark, ("u", None, minute(3), 1)),
-            "1 rows have a window_end that is not after": table(spark, ("u", minute(3), minute(2), 1)),
+            "Aggregate 'n' is missing. Give its columns 'n', or 'n__count'": table(spark, good).drop("n"),
+            "1 of 2 rows have the same key and window as another": table(spark, good, good),
+            "1 row has a bound that is NULL, such as .*window_end=2026-01-01 00:03:00 UTC": table(
+                spark, ("u", None, minute(3), 1)
+            ),
+            "1 row has a window_end that is not after": table(spark, ("u", minute(3), minute(2), 1)),
             "are none of the step's, which are tumbling 1 minute": table(spark, ("u", minute(2), minute(4), 1)),
             "a window that is closed: the step would drop it": table(spark, ("u", minute(0), minute(1), 1)),
         }
@@ -252,7 +261,7 @@ def test_panes_and_means_cannot_be_made_of_what_is_finished(spark: SparkSession)
                 ps.write_state(spark, t.folder, uid, finished, name="new")
         visits = ps.read_state(spark, t.folder, "visits", raw=True)
         overlap = visits.union(visits.withColumn("window_start", F.expr("window_start + INTERVAL 1 SECOND")))
-        with pytest.raises(SchemaMismatch, match="1 of 2 rows have the key and window of another"):
+        with pytest.raises(SchemaMismatch, match="1 of 2 rows have the same key and window as another"):
             ps.write_state(spark, t.folder, "visits", overlap, name="new")
 
 
@@ -292,7 +301,7 @@ def test_a_users_own_aggregate_takes_the_pipeline(spark: SparkSession) -> None:
         t.stop()
         raw = ps.read_state(spark, t.folder, "sums", raw=True, pipeline=own)
         raw = raw.withColumn("squares__of", F.col("squares__of") + 1)
-        with pytest.raises(StateIncompatible, match=r"squares__of: .* Give the pipeline"):
+        with pytest.raises(StateIncompatible, match=r"squares__of: .* Give pipeline="):
             ps.write_state(spark, t.folder, "sums", raw, name="more")
         ps.write_state(spark, t.folder, "sums", raw, name="more", pipeline=own)
         t.restart()

@@ -152,7 +152,7 @@ def test_a_crash_may_be_a_row(spark: SparkSession) -> None:
     with ps.testing.run(clicks(), spark) as t:
         t.send("a", [at("u", 0), Crash(), at("u", 1)])
         assert not t.is_alive
-        with pytest.raises(HarnessError, match=r"The job does not run: it crashed at a Crash row of 'a'; restart"):
+        with pytest.raises(HarnessError, match=r"The job is not running: it crashed at a Crash row of 'a'; restart"):
             t.checkpoint()
         t.restart()
         t.end()

@@ -72,7 +72,7 @@ def test_an_aborted_checkpoint_is_raised_with_its_reason_and_the_next_one_has_al
         assert done > failed.checkpoint
     with ps.testing.run(clicks(sources=2), spark, checkpoint_timeout="10 seconds") as t:
         t.hold("b")
-        with pytest.raises(HarnessError, match=r"the checkpoint does not complete: .*'b' is held"):
+        with pytest.raises(HarnessError, match=r"The checkpoint does not complete: .*'b' is held"):
             t.checkpoint()
         with pytest.raises(CheckpointAborted, match="0 failures in a row are tolerated"):
             t.advance("1 minute")
@@ -140,7 +140,7 @@ def test_what_the_pipeline_raises_reaches_the_test(spark: SparkSession) -> None:
         t.checkpoint()
         with pytest.raises(UserFunctionError, match=told):
             t.send("in", [{"n": 0}])
-        with pytest.raises(HarnessError, match=r"The job does not run: it failed: .*DIVIDE_BY_ZERO"):
+        with pytest.raises(HarnessError, match=r"The job is not running: it failed: .*DIVIDE_BY_ZERO"):
             t.checkpoint()
         assert t.report().state == "failed"
         assert t.rows("out") == [{"x": 20}]
@@ -162,7 +162,7 @@ def test_mistakes_are_told_with_what_was_meant(spark: SparkSession) -> None:
                 lambda: t.crash(at="sink.publish"),
                 r"Crash point 'sink.publish' does not exist. Did you mean 'sink.published'\?",
             ),
-            (t.restart, r"The job runs, and no crash is armed. Call crash\(\), stop\(\) or end\(\) first"),
+            (t.restart, r"The job is running, and no crash is armed. Call crash\(\), stop\(\) or end\(\) first"),
         ]:
             with pytest.raises(HarnessError, match=told):
                 mistake()
@@ -174,7 +174,7 @@ def test_mistakes_are_told_with_what_was_meant(spark: SparkSession) -> None:
         t.end()
         with pytest.raises(HarnessError, match=r"Sink 'out': Column 'users' does not exist. Did you mean 'user'\?"):
             t.rows("out", "users")
-        with pytest.raises(HarnessError, match="The job does not run: it has ended"):
+        with pytest.raises(HarnessError, match="The job is not running: it has ended"):
             t.checkpoint()
         with pytest.raises(HarnessError, match=r"The source has ended. Send rows before"):
             t.send("a", [at("u", 9)])

@@ -54,7 +54,7 @@ def test_what_cannot_be_restored_is_refused_before_a_claim_a_publication_and_a_s
     before, scheduler = everything(tmp_path), spark.sparkContext._jsc.sc().dagScheduler()
     jobs = scheduler.numTotalJobs()
     for changed, told in [
-        (counting(tmp_path, key="id"), r"step 'counts': checkpoint \d+: .*The keys were user string and are id bigint"),
+        (counting(tmp_path, key="id"), r"step 'counts': Checkpoint \d+: .*The keys were user string and are id bigint"),
         (counting(tmp_path, minutes=2), r"step 'counts': .*'tumbling 1 minute', but the pipeline declares 'tumbling 2"),
         (counting(tmp_path, source=numbers()), r"step 'in': .*of kind 'files/1', and this source reads 'generator/1'"),
     ]:

@@ -116,7 +116,7 @@ def test_impossible_inputs_are_refused_when_the_pipeline_is_checked(spark, make,
             "finish of ps.agg.custom('mine') (HERE) gives Column<'sum(+(s, 1))'>, which is not",
         ),
         ({"finish": lambda s: s + F.rand()}, "which is not computed from one row of parts"),
-        ({"finish": lambda s: 7}, "finish of ps.agg.custom('mine') (HERE) gave 7. Let it give a Column"),
+        ({"finish": lambda s: 7}, "finish of ps.agg.custom('mine') (HERE) returned 7. Let it return a Column"),
     ],
 )
 def test_a_custom_aggregate_is_checked_function_by_function(spark, changes, says):

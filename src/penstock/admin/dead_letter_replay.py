@@ -136,7 +136,11 @@ def _source(history: History, queue: DeadLetterQueue, chosen: Mapping[str, RowRa
     if not found:
         raise RequestRefused(_why_none(queue, chosen))
     if len(found) > 1:
-        msg = f"They come from several sources ({', '.join(sorted(found))}). Choose with --where \"source = '…'\"."
+        first, *_ = names = sorted(found)
+        msg = (
+            f"The dead letters of {queue.uid!r} come from several sources ({', '.join(names)}). Choose one, as in "
+            f"--where \"source = '{first}'\"."
+        )
         raise RequestRefused(msg)
     (source,) = found
     point = history.restore_point
@@ -161,18 +165,19 @@ def _why_gone(history: History, source: str) -> str:
     where = f"checkpoint {point.checkpoint}" if point else "empty state"
     reads = sorted(task.task for task in point.tasks if task.position is not None) if point else []
     return (
-        f"They come from source {source!r}, which is not in {where}, where the next start of job {history.job!r} goes "
-        f"on (sources there: {', '.join(reads) or 'none'}). A pipeline that reads {source!r} again reads all of it, "
-        "these rows included. Or read the letters' files in another pipeline, as docs/dead-letters.md shows."
+        f"The dead letters come from source {source!r}, which is not in {where}, where the next start of job "
+        f"{history.job!r} goes on (sources there: {', '.join(reads) or 'none'}). A pipeline that reads {source!r} "
+        "again reads all of it, these rows included. Or read the letters' files in another pipeline, as "
+        "docs/dead-letters.md shows."
     )
 
 
 def _why_unread(history: History, point: Manifest, queue: DeadLetterQueue) -> str:
     """A source reads replays only in the folders of its pipeline's dead letters."""
     return (
-        f"Nothing puts dead letters there any more. Job {history.job!r} had no step {queue.uid!r} at checkpoint "
-        f"{point.checkpoint}, where its next start goes on, so no source would read a replay of them. Give the step "
-        f"its uid {queue.uid!r} back and run the job, or read the letters' files in another pipeline, as "
+        f"No step writes dead letters {queue.uid!r} any more. Job {history.job!r} had no step {queue.uid!r} at "
+        f"checkpoint {point.checkpoint}, where its next start goes on, so no source would read a replay of them. Give "
+        f"the step its uid {queue.uid!r} back and run the job, or read the letters' files in another pipeline, as "
         "docs/dead-letters.md shows."
     )
 

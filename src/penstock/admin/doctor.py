@@ -33,6 +33,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.connectors.files.sink import Sink as FilesSink
 from penstock.connectors.files.source import Source as FilesSource
 from penstock.connectors.kafka.client import Connection
+from penstock.connectors.kafka.sink import Sink as KafkaSink
 from penstock.connectors.kafka.source import Source as KafkaSource
 from penstock.connectors.secrets import Option, resolve
 from penstock.control.client import root_of
@@ -153,6 +154,9 @@ def _brokers(servers: str | None, graph: Graph | None, announce: Callable[[str],
         if isinstance(node, Read) and isinstance(node.source, KafkaSource):
             announce(f"asking {node.source.servers}")
             yield from look_at_brokers(node.source.servers, options=node.source.options, topics=node.source.topics)
+        if isinstance(node, Write) and isinstance(node.sink, KafkaSink):
+            announce(f"asking {node.sink.servers}")
+            yield from look_at_brokers(node.sink.servers, options=node.sink.options, topics=(node.sink.topic,))
 
 
 def _own_session() -> Iterator[Finding]:
@@ -197,7 +201,7 @@ def input_folder(name: str, source: FilesSource) -> Finding:
     try:
         listing = source.listing()
     except PenstockError as error:
-        return fail(name, f"{what}: {error}", "mend that first: the job waits for it, and reads nothing")
+        return fail(name, f"{what}: {error}", "fix that first: the job waits for it, and reads nothing")
     closed = sorted(file for file in listing if not os.access(os.path.join(source.path, file), os.R_OK))
     if closed:
         fix = "give this user, on all executors, the right to read them: the job stops at the first"
@@ -213,7 +217,7 @@ def _input(name: str, source: Any) -> Finding:
     try:
         source.backlog(None)
     except PenstockError as error:
-        return fail(name, f"{source.describe()}: {error}", "mend that first: a start fails, or waits for it")
+        return fail(name, f"{source.describe()}: {error}", "fix that first: a start fails, or waits for it")
     return ok(name, f"{source.describe()} answers")
 
 
@@ -246,7 +250,7 @@ def look_at_brokers(
 
     Args:
         servers: ``host:port``, several with commas.
-        options: client properties of the source that reads from there.
+        options: client properties of the source that reads from there, or of the sink.
         topics: the topics that must exist.
     """
     name = f"kafka {servers}"
@@ -262,7 +266,7 @@ def look_at_brokers(
         make_client: Any = AdminClient
         admin = make_client({**properties, "error_cb": lambda error: errors.append(str(error.str())), "log_level": 0})
     except (PenstockError, confluent_kafka.KafkaException, ValueError) as error:
-        yield fail(name, _error_text(error), "correct the servers and options of the source")
+        yield fail(name, _error_text(error), "correct the servers and options of the source or sink")
         return
     try:
         metadata = admin.list_topics(timeout=BROKER_TIMEOUT)
@@ -489,7 +493,10 @@ def try_writing(folder: Path, clock: Clock) -> Written:
         listed = files.list("")
         expected = sorted(["moved.json", *(f"{number}.json" for number in range(1, TRIAL_WRITES))])
         if list(listed) != expected or files.read("moved.json") != b"{}":
-            msg = f"{folder} does not list what was written and renamed. It lists {', '.join(listed) or 'nothing'}."
+            msg = (
+                f"Folder {folder} does not list the files that were written and renamed in it. It lists "
+                f"{', '.join(listed) or 'nothing'}. Use a local disk."
+            )
             raise StateDirectoryRefused(msg)
     finally:
         shutil.rmtree(trial, ignore_errors=True)

@@ -115,7 +115,7 @@ def _local_path(filesystem: FileSystem, path: str) -> str | None:
 
 
 def _failed(local: str, error: OSError) -> StorageFailed:
-    return StorageFailed(f"{local} cannot be listed: {error.strerror or error}.")
+    return StorageFailed(f"{local} cannot be listed: {error.strerror or error}. Give this user the right to read it.")
 
 
 # ---- owners ----------------------------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def read_plan(text: str, where: str) -> SavedPlan:
     try:
         document: Any = json.loads(text)
         if document["schema"] != SCHEMA:
-            msg = f"{where} is of schema {document['schema']!r}, and this penstock carries out {SCHEMA!r}. Plan again."
+            msg = f"{where} has schema {document['schema']!r}, and this penstock needs {SCHEMA!r}. Plan again."
             raise SettingsError(msg)
         log = document["log"]
         return SavedPlan(
@@ -235,7 +235,7 @@ def require_unchanged(
         )
         raise PlanOutdated(msg)
     if saved.is_refused:
-        msg = "The plan says that a start would be refused. Mend what it names, and plan again."
+        msg = "The plan says that a start would be refused. Fix what it names, and plan again."
         raise PlanOutdated(msg)
     changes = [
         *([f"The log has moved: {entries_since(saved.log, history)}"] if saved.log != history.mark else []),

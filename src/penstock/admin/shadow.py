@@ -184,7 +184,7 @@ class ProgressListener:
             match fact:
                 case RowsRead(rows=rows):
                     self._read += rows
-                case SourceLag(task=task, rows=behind):
+                case SourceLag(task=task, rows=int() as behind):
                     self._behind[task] = behind
                 case _:
                     return

@@ -116,7 +116,7 @@ def _read(spark: SparkSession, folder: Path) -> DataFrame | None:
 
 
 def _one_sided(before: DataFrame | None, after: DataFrame | None) -> Comparison:
-    """If one side wrote nothing at all, its columns are unknown: they are taken to be those of the other."""
+    """The comparison if one side wrote nothing: its columns are unknown, and taken to be those of the other."""
     frame = before if before is not None else after
     if frame is None:
         return Comparison(columns=ComparedColumns())
@@ -234,7 +234,8 @@ def _is_alike(old: DataType, new: DataType) -> bool:
 
 
 def _is_comparable(kind: DataType) -> bool:
-    """Spark cannot group by maps and variants, and intervals have no JSON."""
+    """Whether columns of this type can be compared."""
+    # Spark cannot group by maps and variants, and intervals have no JSON.
     text = kind.simpleString()
     return not any(word in text for word in ("map<", "variant", "interval", "void"))
 

@@ -52,20 +52,20 @@ class EmptySource:
         return Guarantee.EXACTLY_ONCE
 
     def schema(self, spark: SparkSession) -> StructType:
-        """The columns of the source that it replaces."""
+        """The columns of the replaced source."""
         return self.of.schema(spark)
 
     @property
     def takes_columns(self) -> bool:
-        """Whether the source that it replaces takes its columns from its data."""
+        """Whether the replaced source takes its columns from its data."""
         return isinstance(self.of, SupportsFixedColumns) and self.of.takes_columns
 
     def with_fixed_columns(self, spark: SparkSession, resume: Position | None) -> Source:
-        """The same source, with the columns that the one that it replaces would go on with."""
+        """Return a copy with the columns that the replaced source would continue with."""
         return EmptySource(cast("SupportsFixedColumns", self.of).with_fixed_columns(spark, resume))
 
     def open(self, context: SourceContext, resume: Position | None) -> EmptyReader:
-        """Return a reader whose position never changes, of whatever kind it is."""
+        """Return a reader whose position never changes."""
         return EmptyReader(context.until, resume)
 
     def describe(self) -> str:
@@ -158,7 +158,7 @@ class PipelineMuter:
 
 
 def _not_mutable(node: Read) -> GraphError:
-    """Reading the source might be noticed outside: a committed offset, an acknowledged message."""
+    """The refusal of a source whose reading others might notice: a committed offset, an acknowledged message."""
     return GraphError(
         (
             f"{node.source.describe()} cannot be read by a shadow run, because it has no replayed(). It is not known "

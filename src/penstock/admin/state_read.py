@@ -386,7 +386,7 @@ def diff_state(reader: StateReader, history: History, uid: str, before: int | st
 def _changes(old: DataFrame, new: DataFrame, identity: tuple[str, ...]) -> DataFrame:
     from pyspark.sql import functions as F
 
-    from penstock.operators.windows.frames import CHANGE_COLUMN
+    from penstock.interfaces.sink import CHANGE_COLUMN
     from penstock.spark.sql import quote_identifier
 
     keys = [F.col(quote_identifier(name)) for name in identity]

@@ -1,14 +1,13 @@
-"""``ps.write_state``: a table as the state of a step, in a savepoint of a job that is stopped or has yet to begin.
+"""``ps.write_state``: a table as the state of a step, in a savepoint of a job that is stopped or has yet to begin."""
 
-The table is checked before the job is claimed. Under the claim its rows become a layer in a folder of this generation.
-Then one entry makes it count: the other steps as they were at a checkpoint, this one's state, and the name. A crash
-before that entry leaves the job as it was, and files that the next owner deletes. Open output is not forgotten: the
-entry lists it, and the next start publishes it first.
-"""
+# The table is checked before the job is claimed. Under the claim its rows become a layer in a folder of this
+# generation. Then one entry of the log makes the savepoint: the other steps as they were at a checkpoint, this step's
+# state, and the name. A crash before that entry leaves the job as it was, and files that the next owner deletes. The
+# entry lists open output, so the next start publishes it first.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +27,8 @@ from penstock.spark.session import default_parallelism
 from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.api.pipeline import PipelineDefinition
@@ -53,8 +54,8 @@ def write_state(
     """Make a savepoint in which the state of one step is this table; the next start continues it.
 
     Everything else in it (positions, other steps, watermarks) is as it was at a checkpoint. If that is not the newest,
-    this is a rewind too: rows read since then are read and published again. A job that has no checkpoint begins with
-    this state, its sources where they begin; then the pipeline must be given.
+    this is a rewind too: rows read since then are read and published again. A job without a checkpoint begins with
+    this state, and its sources at their start; it needs ``pipeline``.
 
     The columns are those of ``read_state``: key columns, ``window_start`` and ``window_end`` where there are
     windows, and each aggregate, finished (``sum``, ``count``, ``min``, ``max``) or as its parts, which
@@ -64,11 +65,11 @@ def write_state(
         spark: a classic session; it is left as it was.
         state: the job's own directory, or the folder that holds the state of jobs.
         uid: of the step.
-        frame: all of its rows: other rows are gone. Read once.
+        frame: all rows of the new state; rows of the old state that it lacks are gone. It is read once.
         name: of the savepoint, never used before.
         job: the job's name, if ``state`` is the folder of several.
         at: where all else comes from: a checkpoint's number or a savepoint's name; the restore point unless given.
-        pipeline: for a step that the checkpoint does not have, for changed code, or for an aggregate of one's own.
+        pipeline: for a step that the checkpoint does not have, for changed code, or for a custom aggregate.
 
     Returns:
         The number of the new checkpoint.
@@ -95,8 +96,7 @@ def write_state(
     _require_writable(history, name)
     with reading_session(spark) as session:
         target = _Target.resolve(history, uid, at, pipeline, session)
-        rows = _checked_rows(target, frame, session)
-        with directory.own(expect_tail=history.tail) as owned:
+        with _checked_rows(target, frame, session) as rows, directory.own(expect_tail=history.tail) as owned:
             is_new = owned.history.restore_point is None and not owned.history.manifests
             _require_writable(owned.history, name)
             write = ManualWrite(name=name, owner=process_name(), at=directory.now())
@@ -174,11 +174,11 @@ class _Target:
         elif state is not None:
             table = table_of_record(state, uid=uid, partitions=default_parallelism(session))
         else:
-            msg = f"No checkpoint says what the state of step {uid!r} looks like. Give the pipeline that has it."
+            msg = f"No checkpoint says what the state of step {uid!r} looks like. Give pipeline=, which has that step."
             raise UnknownName(msg)
         if table.lists:
             names = ", ".join(table.lists)
-            msg = f"{names}: No checkpoint says how an aggregate of one's own is merged. Give the pipeline."
+            msg = f"{names}: No checkpoint says how a custom aggregate is merged. Give pipeline=, which has it."
             raise StateIncompatible(msg, uid=uid)
         return cls(uid=uid, base=base, table=table, detail=_detail(state, table))
 
@@ -233,19 +233,25 @@ def _require_writable(history: History, name: str) -> None:
     if msg is not None:
         raise RequestRefused(msg)
     if history.to_void:
-        msg = f"A rewind of job {history.job!r} discarded output and was cut short. Let penstock settle end it."
+        msg = (
+            f"A rewind of job {history.job!r} discarded output and was interrupted. Run penstock settle {history.job}."
+        )
         raise RequestRefused(msg)
 
 
-def _checked_rows(target: _Target, frame: DataFrame, session: SparkSession) -> DataFrame:
-    """The rows in the form of layers, read once and checked."""
+@contextmanager
+def _checked_rows(target: _Target, frame: DataFrame, session: SparkSession) -> Iterator[DataFrame]:
+    """The rows in the form of layers, read once and checked; their blocks are freed afterwards."""
     from penstock.operators.windows.table import check_rows, to_layer_rows
-    from penstock.spark.blocks import with_session
+    from penstock.spark.blocks import free_blocks, local_checkpoint, with_session
 
     rows = to_layer_rows(target.table, with_session(frame, session))
-    checked = target.table.layers_format.hashed(rows).localCheckpoint(eager=True)
-    check_rows(target.table, checked, horizon=target.horizon)
-    return checked
+    checked = local_checkpoint(target.table.layers_format.hashed(rows))
+    try:
+        check_rows(target.table, checked, horizon=target.horizon)
+        yield checked
+    finally:
+        free_blocks(checked)
 
 
 def _write_layer(

@@ -256,7 +256,7 @@ def all_jobs(state: str | Path, *, clock: Clock | None = None) -> list[JobStatus
 
 
 def _seconds_since(then: WallTime, now: WallTime) -> float:
-    """Never negative, for the clocks of two machines may differ."""
+    """Seconds since a moment; never negative, since the clocks of two machines may differ."""
     return max(0, now - then) / 1_000_000
 
 
@@ -286,6 +286,8 @@ class PartitionBehind:
 class SourceBehind:
     """One source. ``None`` is unknown; of a source that cannot report its lag everything is.
 
+    A source of files knows ``files`` and ``bytes`` that it has not read instead of ``rows``.
+
     ``holds``: steps whose event time the source as a whole holds back.
     """
 
@@ -296,6 +298,8 @@ class SourceBehind:
     eta_seconds: float | None
     partitions: tuple[PartitionBehind, ...]
     holds: tuple[str, ...]
+    files: int | None = None
+    bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +335,8 @@ def _behind(source: str, lag: SourceLag | None, holds: dict[str, list[str]]) -> 
         eta_seconds=lag.eta_seconds if lag is not None else None,
         partitions=partitions,
         holds=tuple(holds.get(source, ())),
+        files=lag.files if lag is not None else None,
+        bytes=lag.bytes if lag is not None else None,
     )
 
 
@@ -375,17 +381,19 @@ def exceeded(status: JobStatus, limit: LagLimit) -> list[str]:
         return [f"job {status.job!r} does not run ({status.owner_state.value}): how far it is behind now is not known"]
     if not status.is_hint_of_now or (status.hint_age or 0.0) > STALE_AFTER:
         return [f"job {status.job!r} has not reported how far it is behind for more than {STALE_AFTER:g} s"]
-    reporting = [each for each in source_lags(status) if each.rows is not None]
+    reporting = [each for each in source_lags(status) if each.rows is not None or each.files is not None]
     if not reporting:
         return [f"no source of job {status.job!r} has reported how far it is behind"]
     return [message for each in reporting if (message := _over(each, limit)) is not None]
 
 
 def _over(each: SourceBehind, limit: LagLimit) -> str | None:
-    assert each.rows is not None  # only sources with a known lag are compared
-    if each.rows == 0:
+    if not each.rows and not each.files:  # only sources with a known lag are compared
         return None
+    if limit.rows is not None and each.rows is None:
+        return f"{each.source}: {each.files:,} files are not read yet; how many rows they have is not known"
     if limit.rows is not None:
+        assert each.rows is not None  # see above
         return f"{each.source}: {each.rows:,} rows behind, more than {limit}" if each.rows > limit.rows else None
     assert limit.micros is not None  # a limit has one of the two
     if each.seconds is None:
@@ -463,7 +471,7 @@ def _late(report: Report, step: str, sinks: tuple[SideOutputSink, ...]) -> SideO
 
 
 def _bad(report: Report, output: SideOutput) -> SideOutputRows:
-    """Bad rows have no counter of their own: a sink that gets all of them, and no others, counts them."""
+    """The bad rows of a step, which have no counter: a sink that gets all of them, and no others, counts them."""
     direct = [sink.uid for sink in output.sinks if sink.is_direct]
     rows = report.rows_written.get(direct[0], 0) if direct else None
     return SideOutputRows(

@@ -32,7 +32,7 @@ from penstock.errors import (
     StateIncompatible,
 )
 from penstock.handles import BlockId, CheckpointId, Generation
-from penstock.interfaces.sink import CommitContext, SupportsOutputLookup
+from penstock.interfaces.sink import CommitContext, SupportsOutputLookup, SupportsPublishedLookup
 
 if TYPE_CHECKING:
     from penstock.checkpoint.history import Timeline
@@ -269,6 +269,8 @@ def locate_output(filesystem: FileSystem, item: Committable, file: FileRef, *, q
         sink_committer = committer(item, CommitContext(filesystem=filesystem))
     except CommitterMissing:
         return OutputLocation.LOST
+    if isinstance(sink_committer, SupportsPublishedLookup):
+        return OutputLocation.PUBLISHED if sink_committer.is_published(item) else OutputLocation.LOST
     if not isinstance(sink_committer, SupportsOutputLookup) or (final := sink_committer.final(item, file.path)) is None:
         return OutputLocation.LOST
     stat = stat_file(filesystem, final)

@@ -49,7 +49,7 @@ def check_pace(pace: object, uid: str, origin: CallSite) -> None:
 def check_function(function: object, origin: CallSite) -> None:
     """Refuse an argument of ``transform()`` that cannot be called."""
     if not callable(function):
-        msg = f"transform() cannot take {function!r}. Give it a function that makes a DataFrame of a DataFrame."
+        msg = f"transform() cannot take {function!r}. Give it a function that takes a DataFrame and returns one."
         raise GraphError(msg, where=str(origin))
 
 

@@ -56,7 +56,8 @@ class Pipeline:
         """Return the rows of a source as a stream.
 
         Args:
-            uid: names the source's position in checkpoints; unique in the pipeline, and never changed lightly.
+            uid: names the source's position in checkpoints; unique in the pipeline. Under another uid the source
+                begins again.
             source: for example ``ps.files.Source("in/", schema="id LONG")``.
             pace: ``ps.every("1 second")`` for one batch a second; by default a batch begins when there is data.
 
@@ -153,11 +154,14 @@ class Pipeline:
         if len(streams) != 1:
             msg = f"sql() needs exactly one stream, got {len(streams)}. Tables come from p.table(…)."
             raise GraphError(msg, where=where)
-        named = set(_FIELD.findall(query))
-        if named != set(parts):
-            wrong = ", ".join(sorted("{" + name + "}" for name in named ^ set(parts)))
-            msg = f"The query of sql() and its parts differ in {wrong}. Name each part in braces, and nothing else."
-            raise GraphError(msg, where=where)
+        named = _FIELD.findall(query)
+        for name in sorted({*named, *parts}):
+            if name not in parts:
+                msg = f"The query of sql() has {{{name}}}, but {name} is not given. Add {name}=, a stream or a table."
+                raise GraphError(msg, where=where)
+            if name not in named:
+                msg = f"The query of sql() does not have {{{name}}}. Write it in the query, or leave {name}= out."
+                raise GraphError(msg, where=where)
 
     def add(self, make: Callable[[int], Node]) -> Stream:
         """Add the node made for the next number; return the stream of its main output."""
@@ -214,7 +218,7 @@ class PipelineDefinition:
         return graph
 
     def _called(self) -> Pipeline:
-        """The argument of the function after a call.
+        """Call the function, and return the ``Pipeline`` that it was given.
 
         Columns and UDFs need Spark. If the function makes one and no Spark runs, it is called once more with a session.
         Its Columns stay usable: the JVM that holds them outlives the session.

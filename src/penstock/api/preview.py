@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from penstock.clock import SystemClock, sleep
 from penstock.compiler.analysis import analyze
 from penstock.compiler.steps import explain_build_errors
-from penstock.errors import GraphError, no_column
+from penstock.errors import GraphError, did_you_mean, no_column
 from penstock.formats import text
 from penstock.graph.nodes import (
     BAD_PORT,
@@ -17,6 +17,7 @@ from penstock.graph.nodes import (
     GraphBuilder,
     Keyed,
     Node,
+    ParseCsv,
     ParseJson,
     PortRef,
     Read,
@@ -163,15 +164,18 @@ def _frame(graph: Graph, ref: PortRef, spark: SparkSession, read: Callable[[Read
 
 def _by_uid(rows: PreviewRows | Mapping[str, PreviewRows], sources: Sequence[Read]) -> Mapping[str, PreviewRows]:
     if isinstance(rows, Mapping):
-        missing = sorted({source.uid for source in sources} ^ set(rows))
-        if missing:
-            wrong = ", ".join(map(repr, missing))
-            msg = f"The rows of preview() and the sources differ in {wrong}. Give rows of each source, by its uid."
-            raise GraphError(msg)
+        known = [source.uid for source in sources]
+        for uid in sorted({*known, *rows}):
+            if uid not in known:
+                msg = f"preview() has rows of {uid!r}, which is no source of the stream{did_you_mean(uid, known)}"
+                raise GraphError(msg)
+            if uid not in rows:
+                msg = f"preview() has no rows of source {uid!r}. Give rows of each source, as in {{{uid!r}: [{{…}}]}}."
+                raise GraphError(msg)
         return rows
     if len(sources) != 1:
-        names = ", ".join(source.uid for source in sources)
-        msg = f"preview() needs rows of each of the sources {names}. Hand in a dictionary of them by uid."
+        names = ", ".join(f"{source.uid!r}: […]" for source in sources)
+        msg = f"preview() needs rows of each of the {len(sources)} sources. Give them by uid, as in {{{names}}}."
         raise GraphError(msg)
     return {sources[0].uid: rows}
 
@@ -203,7 +207,11 @@ def _visit(
 
 def _parse(node: ParseJson, frames: dict[PortRef, DataFrame], spark: SparkSession) -> None:
     record = text.struct_type(spark, node.schema)
-    decoded = text.decode_json(frames[node.inputs[0]], node.column, record)
+    frame = frames[node.inputs[0]]
+    if isinstance(node, ParseCsv):
+        decoded = text.decode_csv(frame, node.column, record, dict(node.options))
+    else:
+        decoded = text.decode_json(frame, node.column, record)
     opened = {"fail": text.failfast, "null": text.permissive, "split": text.drop_malformed}[node.on_error]
     frames[PortRef(node.id)] = opened(decoded, node.column)
     if node.on_error == "split":

@@ -33,6 +33,7 @@ from penstock.graph.nodes import (
     GraphBuilder,
     Keyed,
     Node,
+    ParseCsv,
     ParseJson,
     PortRef,
     RowWise,
@@ -145,7 +146,7 @@ def add_dead_letters(stream: Stream, uid: str, cause: str | None, origin: CallSi
 def _check_cause(cause: str, ref: PortRef, uid: str, origin: CallSite) -> None:
     if ref.port in (BAD_PORT, LATE_PORT):
         known = "late" if ref.port == LATE_PORT else "not decoded"
-        msg = f"cause={cause!r} is not possible: these rows have the cause that they are {known}. Leave cause out."
+        msg = f"cause={cause!r} cannot be given, because these rows are {known}, which is their cause. Leave cause out."
         raise GraphError(msg, uid=uid, where=str(origin))
     try:
         check_name("cause", cause)
@@ -291,6 +292,74 @@ class Stream(spark_names.AnswersSparkNames, Previewable):
         node = self.pipeline.keep(
             lambda number: ParseJson(
                 id=number, origin=origin, inputs=(self.ref,), column=column, schema=text, on_error=on_error
+            )
+        )
+        parsed = Stream(self.pipeline, PortRef(node.id), time=self.time)
+        return (parsed, Stream(self.pipeline, PortRef(node.id, BAD_PORT))) if on_error == "split" else parsed
+
+    @overload
+    def parse_csv(
+        self,
+        column: str,
+        schema: str | StructType,
+        on_error: Literal["split"],
+        options: Mapping[str, object] | None = None,
+    ) -> tuple[Stream, Stream]: ...
+
+    @overload
+    def parse_csv(
+        self,
+        column: str,
+        schema: str | StructType,
+        on_error: Literal["fail", "null"] = "fail",
+        options: Mapping[str, object] | None = None,
+    ) -> Stream: ...
+
+    def parse_csv(
+        self,
+        column: str,
+        schema: str | StructType,
+        on_error: OnError = "fail",
+        options: Mapping[str, object] | None = None,
+    ) -> Stream | tuple[Stream, Stream]:
+        """Decode a column of CSV text, one record each: the fields of the record replace the column.
+
+        A record with too few or too many fields is bad, and so is a field that is not of its declared type. Quoted
+        fields may have line breaks.
+
+        Args:
+            column: text or bytes.
+            schema: the fields in the order of the line, as DDL or as a ``StructType``.
+            on_error: what becomes of bad lines, as for ``parse_json``.
+            options: of Spark's decoder: ``sep``, ``quote``, ``nullValue``, ``timestampFormat``, …
+
+        Raises:
+            GraphError: an option has no effect here; a line has no header.
+
+        >>> import penstock as ps
+        >>> lines = ps.Pipeline("demo").read("lines", ps.files.Source("in/", format="text"))
+        >>> lines.parse_csv("value", "id LONG, user STRING", on_error="split", options={"sep": ";"})
+        (<Stream of parse_csv value>, <Stream of parse_csv value>)
+        """
+        from penstock.formats.text import check_options
+
+        origin = call_site()
+        check_choice("on_error", on_error, get_args(OnError), origin)
+        text = schema if isinstance(schema, str) else nodes.to_ddl(schema)
+        check_column_name("parse_csv", column, origin)
+        if any(name.lower() == "header" for name in options or ()):
+            msg = "Option 'header' has no effect in parse_csv: each value is one line. Leave it out."
+            raise GraphError(msg, where=str(origin))
+        chosen = tuple(sorted(check_options(options or {}, "csv").items()))
+        node = self.pipeline.keep(
+            lambda number: ParseCsv(
+                id=number,
+                origin=origin,
+                inputs=(self.ref,),
+                column=column,
+                schema=text,
+                on_error=on_error,
+                options=chosen,
             )
         )
         parsed = Stream(self.pipeline, PortRef(node.id), time=self.time)
@@ -513,7 +582,7 @@ class GroupedStream(spark_names.AnswersSparkNames):
             raise GraphError(msg)
         if isinstance(self._window, CountWindow) and strategy != ON_WINDOW_CLOSE:
             what = (
-                "global_window(every_rows=…) sends each key with so many rows"
+                f"global_window(every_rows={self._window.size}) sends a result after each {self._window.size} rows"
                 if self._window.is_running
                 else "count_window() sends each window when it is full"
             )
@@ -524,7 +593,7 @@ class GroupedStream(spark_names.AnswersSparkNames):
             aggregate.label  # noqa: B018 - refuses one without a name
         if strategy.updates and any(aggregate.function == "approx_percentile" for aggregate in checked):
             msg = (
-                'ps.agg.approx_percentile draws lots, so that emit="updates" could not repeat what it sent before. '
+                'ps.agg.approx_percentile takes a random sample, so emit="updates" could not take back what it sent. '
                 'Take ps.agg.percentile, or emit="final".'
             )
             raise GraphError(msg)

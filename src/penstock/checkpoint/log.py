@@ -119,7 +119,7 @@ class _Reader:
         """Refuse the entry unless the next one holds the hash of its bytes."""
         above = self._entries.get(EntryNumber(entry.number + 1))
         if above is not None and above.previous != sha256(self._bytes[entry.number]).hexdigest():
-            msg = f"{paths.entry(entry.number)} is not the entry that the next one was written after."
+            msg = f"{paths.entry(entry.number)} is not the file whose checksum entry {above.number} holds."
             raise CheckpointUnreadable(msg)
 
     def _is_below_lost_floor(self) -> bool:
@@ -185,7 +185,9 @@ def _check_coherent(history: History, job: str) -> None:
 
 
 def _incoherent(entry: Entry, what: str) -> CheckpointUnreadable:
-    return CheckpointUnreadable(f"{paths.entry(entry.number)} {what}. Files of several logs lie in one folder.")
+    return CheckpointUnreadable(
+        f"{paths.entry(entry.number)} {what}. The folder has files of several logs. Restore log/ from a copy."
+    )
 
 
 # ---- taking numbers (L3, L4) ----------------------------------------------------------------------------------------
@@ -388,7 +390,10 @@ def require_log(history: History, filesystem: FileSystem) -> None:
     if history.log_id is not None:
         return
     if not history.is_empty:
-        msg = f"{sentence(history.unreadable[0].message)} No entry is left that tells which log this was."
+        msg = (
+            f"{sentence(history.unreadable[0].message)} No entry is left that says which log this was. Restore log/ "
+            "from a copy, or give the job an empty directory."
+        )
         raise CheckpointUnreadable(msg)
     for folder in (paths.STATE, paths.STAGED, paths.WAL):
         for found in filesystem.list(folder):
@@ -469,6 +474,16 @@ class OwnedLog:
                 raise StateDirectoryRefused(msg)
             self._fence = self._writer.fenced(EntryNumber(self.history.tail + 1))
             raise self._fence
+
+    def require_owner(self) -> None:
+        """Raise the fence if another process surely owns the log; see ``superseded``.
+
+        Raises:
+            GenerationFenced: it does.
+        """
+        fence = self.superseded()
+        if fence is not None:
+            raise fence
 
     def superseded(self) -> GenerationFenced | None:
         """The fence, if another process surely owns the log: one read that never waits, from any thread.

@@ -100,7 +100,7 @@ def check_rename(rename: Mapping[str, str] | None, *, fresh: bool = False) -> di
     {'totals': 'sums'}
     """
     if rename and fresh:
-        msg = "rename says whose state is restored as whose, and fresh that none is. Leave one of them out."
+        msg = "rename restores the state of a step under its new uid, and fresh restores none. Leave one of them out."
         raise SettingsError(msg)
     seen: dict[str, str] = {}
     rename = rename or {}

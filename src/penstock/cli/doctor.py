@@ -110,5 +110,5 @@ def summary(findings: Iterable[Finding]) -> str:
 
 def _verdict(counts: dict[Status, int]) -> str:
     if counts[Status.FAIL]:
-        return "a job will not run here; mend what failed, from the top"
+        return "a job will not run here; fix what failed, from the top"
     return "jobs run here, see the warnings" if counts[Status.WARN] else "jobs run here"

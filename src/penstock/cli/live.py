@@ -176,10 +176,12 @@ class LiveOutput:
 
     def _behind(self, *, least: int = 0) -> list[str]:
         """How far the sources that know it are behind in all, and when the last of them catches up."""
-        rows = sum(lag.rows for lag in self._lag.values())
-        if not self._lag or rows < least:
+        counted = [lag.rows for lag in self._lag.values() if lag.rows is not None]
+        files = sum(lag.files or 0 for lag in self._lag.values())
+        if not self._lag or sum(counted) + files < least:
             return []
-        found = count(rows, "row") + " behind"
-        ends = [lag.eta_seconds for lag in self._lag.values() if lag.rows]
+        parts = [count(sum(counted), "row")] if counted or not files else []
+        found = " and ".join([*parts, *([count(files, "file")] if files else [])]) + " behind"
+        ends = [lag.eta_seconds for lag in self._lag.values() if lag.is_behind]
         known = [end for end in ends if end is not None]
         return [f"{found}, caught up in {max(known):,.0f} s" if known and len(known) == len(ends) else found]

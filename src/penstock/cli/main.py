@@ -282,8 +282,8 @@ generations left behind are deleted, each after an entry in the log names it."""
         help="""\
 Run new code on a copy of a savepoint, its sinks muted into a folder, and compare with what the old code writes.
 
-Nothing outside is changed: sources are only read, and the real job may run meanwhile. Both codes read to the same
-end. Ends with 0 if every sink got the same rows, with 2 if not.""",
+Nothing outside is changed: sources are only read, and the real job may run meanwhile. Both codes read up
+to the same point. Ends with 0 if every sink got the same rows, with 2 if not.""",
         examples="""\
   penstock shadow shop_v2:orders --against shop:orders --from before-v2 --key totals-out=user,window_start
   penstock shadow shop_v2:orders --from ./exports/orders --out ./tried         count what the new code writes""",
@@ -320,7 +320,7 @@ Needs no broker. Nothing that is there is overwritten.""",
         examples="""\
   penstock test
   penstock test -k dies -x                             what pytest takes
-  penstock test -- --help                              what that is""",
+  penstock test -- --help                              all that pytest takes""",
     ),
     Command(
         name="--install-completion",
@@ -438,7 +438,7 @@ def make_app(output: Output) -> App:
     for command in COMMANDS:
         *family, name = command.name.split()
         parent = app[family[0]] if family else app
-        epilogue = _epilogue(command.examples)
+        epilogue = _epilogue(command.examples, command.name)
         if command.function is not None:
             parent.command(command.function, name=name, help=command.help, help_epilogue=epilogue)
         else:
@@ -462,7 +462,7 @@ def _fill_from_project(app: App, commands: tuple[str, ...], arguments: ArgumentC
     fill_from_project(app, commands, arguments)
 
 
-def _epilogue(examples: str) -> str:
+def _epilogue(examples: str, command: str | None = None) -> str:
     """The last part of a help text: examples, and what all commands have in common."""
     return f"""\
 Examples:
@@ -471,7 +471,7 @@ Examples:
 Every command takes --traceback: show all frames of an error.
 
 Exit codes:
-{exit_code_table()}"""
+{exit_code_table(command)}"""
 
 
 def install_completion(

@@ -83,7 +83,8 @@ MEANINGS: Final[Mapping[ExitCode, str]] = MappingProxyType(
             "checkpoint."
         ),
         ExitCode.CHANGES: (
-            "Of plan: a start would change something, and nothing refuses it. Of shadow: what the codes write differs."
+            "Of plan: a start would change something, and nothing refuses it. Of shadow: old and new code write "
+            "different rows."
         ),
         ExitCode.BEHIND: "Of lag alone: a source is further behind than --max-lag, or that cannot be known.",
         ExitCode.USAGE: "The command line or a setting is wrong; nothing was touched.",
@@ -95,6 +96,10 @@ MEANINGS: Final[Mapping[ExitCode, str]] = MappingProxyType(
     }
 )
 """One sentence about each code, for people."""
+_OF_SOME: Final[Mapping[ExitCode, tuple[str, ...]]] = MappingProxyType(
+    {ExitCode.CHANGES: ("plan", "shadow"), ExitCode.BEHIND: ("lag",)}
+)
+"""Codes that only some commands end with."""
 _REFUSED: Final = (
     GraphError,
     StateDirectoryRefused,
@@ -125,9 +130,10 @@ def exit_code_of(error: BaseException) -> ExitCode:
     return next((code for kinds, code in _CODES if isinstance(error, kinds)), ExitCode.BUG)
 
 
-def exit_code_table() -> str:
-    """All exit codes as text, for ``--help``."""
-    return "\n".join(f"  {code.value:>3}  {sentence}" for code, sentence in MEANINGS.items())
+def exit_code_table(command: str | None = None) -> str:
+    """The exit codes of a command as text, for ``--help``; without a command, all."""
+    codes = [code for code in MEANINGS if command is None or command in _OF_SOME.get(code, (command,))]
+    return "\n".join(f"  {code.value:>3}  {MEANINGS[code]}" for code in codes)
 
 
 # ---- the two streams -------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _project(path: Path, section: object) -> ProjectFile:
     if not isinstance(section, dict):
-        msg = f"{path}: tool.penstock is {section!r}, but must be a section {SECTION}"
+        msg = f"{path}: tool.penstock is {section!r}, but must be a section {SECTION}."
         raise UsageError(msg)
     unknown = next((key for key in section if key not in KEYS), None)
     if unknown is not None:

@@ -50,12 +50,14 @@ def shadow(  # noqa: PLR0913 - the options of the command
         Literal["caught-up"], Parameter(help="caught-up ends both runs when what is there now is read.")
     ] = "caught-up",
     key: Annotated[
-        tuple[str, ...], Several, Parameter(help="sink=column,…: which old and which new row are the same.")
+        tuple[str, ...], Several, Parameter(help="sink=column,…: the columns that match an old row with its new one.")
     ] = (),
     rename: Annotated[tuple[str, ...], Several, Parameter(help="OLD=NEW: the new code's uid of a step.")] = (),
     out: Annotated[str | None, Parameter(help="New folder for all output; ./shadow-JOB by default.")] = None,
     allow_non_restored_state: Annotated[bool, Flag, Parameter(help="The new code may leave state unused.")] = False,
-    without: Annotated[tuple[str, ...], Several, Parameter(help="A source that neither code reads.")] = (),
+    without: Annotated[
+        tuple[str, ...], Several, Parameter(help="Uid of a source that is not read, by either code.")
+    ] = (),
     max_rows_per_batch: MaxRows = None,
     spark: SparkArguments = NO_OPTIONS,
     state: State = STATE,

@@ -105,9 +105,9 @@ class SparkOptions:
         return read_configuration(project=None if project is None else of_project, options=of_options)
 
     def use(self) -> SparkConfiguration:
-        """Have this process, and those below it, make sessions with these options; returns the configuration.
+        """Make this process and its children use these options for sessions; return the configuration.
 
-        The driver finds modules in the Python files at once, so that a pipeline may be in one.
+        The driver finds modules in the Python files from now on, so a pipeline may be in one.
 
         Raises:
             UsageError: see ``read``.
@@ -128,13 +128,13 @@ NO_OPTIONS: Final = SparkOptions()
 
 
 def _of_user(found: SparkConfiguration) -> dict[str, str]:
-    """What the command line and the project's file say."""
+    """The settings that the command line and the project's file give, by name."""
     mine = [each for each in found.layers if each.origin == COMMAND_LINE or each.origin.endswith(".toml")]
     return {name: value for layer in mine for name, value in layer.settings.items()}
 
 
 def note_ignored(found: SparkConfiguration, output: Output) -> None:
-    """Say which options count nothing, because the pipeline's module has made a session that is otherwise."""
+    """Print the options without effect, because the pipeline's module has made a session without them."""
     from penstock.spark.session import current_session, is_classic
 
     session = current_session()

@@ -100,7 +100,10 @@ def _lag_text(now: JobStatus) -> str:
     lags = now.hint.report.lag if now.hint is not None else {}
     if not lags:
         return UNKNOWN
-    rows = count(sum(lag.rows for lag in lags.values()), "row")
+    counted = [lag.rows for lag in lags.values() if lag.rows is not None]
+    files = [lag.files for lag in lags.values() if lag.files is not None]
+    parts = [*([count(sum(counted), "row")] if counted else []), *([count(sum(files), "file")] if files else [])]
+    rows = ", ".join(parts)
     return rows if now.owner_state is OwnerState.RUNNING else f"{rows}, {_age_text(now)}"
 
 
@@ -126,7 +129,7 @@ def _job_fields(each: JobStatus | UnreadableJob) -> dict[str, object]:
         each.checkpoint_age,
         sum(each.state_bytes.values()),
         len(each.history.open_committables),
-        sum(lag.rows for lag in lags.values()) if lags else None,
+        sum(lag.rows or 0 for lag in lags.values()) if any(lag.rows is not None for lag in lags.values()) else None,
         each.hint_age,
     )
     return {"job": each.job, "is": each.owner_state.value, "message": None, **dict(zip(_KNOWN, known, strict=True))}
@@ -250,8 +253,9 @@ def _total(by: Mapping[str, int], what: str) -> str:
 def _lags(report: Report) -> Iterator[str]:
     for source, lag in sorted(report.lag.items()):
         age = f", {duration_text(lag.seconds)}" if lag.seconds is not None else ""
-        end = f", caught up in {duration_text(lag.eta_seconds)}" if lag.rows and lag.eta_seconds is not None else ""
-        yield f"{source} {count(lag.rows, 'row')}{age}{end}"
+        has_end = lag.is_behind and lag.eta_seconds is not None
+        end = f", caught up in {duration_text(lag.eta_seconds)}" if has_end else ""
+        yield f"{source} {lag.text}{age}{end}"
 
 
 def _owner_text(now: JobStatus) -> str:
@@ -314,6 +318,8 @@ def _source_fields(each: SourceBehind) -> dict[str, object]:
     return {
         "uid": each.source,
         "behind_rows": each.rows,
+        "behind_file_count": each.files,
+        "behind_bytes": each.bytes,
         "behind_seconds": each.seconds,
         "rows_per_second": each.rate,
         "caught_up_in_seconds": each.eta_seconds,
@@ -366,8 +372,9 @@ def _lag_table(found: Sequence[SourceBehind]) -> Table:
                 "",
                 _holds(each.holds),
             )
+        files = None if source.files is None else f"{count(source.files, 'file')}, {size(source.bytes or 0)}"
         whole = (
-            number_text(source.rows),
+            files or number_text(source.rows),
             duration_text(source.seconds),
             number_text(source.rate),
             duration_text(source.eta_seconds),

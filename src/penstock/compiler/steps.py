@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 from penstock.compiler.tables import StaticTables, TableSnapshot
 from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError, no_column
 from penstock.formats import text
-from penstock.graph.nodes import BAD_PORT, Node, ParseJson, RowWise, WithWatermark, describe_step
+from penstock.graph.nodes import BAD_PORT, Node, ParseCsv, ParseJson, RowWise, WithWatermark, describe_step
 from penstock.interfaces.source import DECODED_RECORD
 from penstock.spark.blocks import JavaObject
 from penstock.spark.plan_check import JobWatch, PlanCheck
@@ -221,7 +221,10 @@ class StepCompiler:
         done = DECODED_RECORD if node.id in self.decoded else None
         text.parsed_schema(_without(schema, done), node.column, record)
         leaf = self.editor.new_leaf(schema)
-        decoded = text.decode_json(leaf.frame, node.column, record, done=done)
+        if isinstance(node, ParseCsv):
+            decoded = text.decode_csv(leaf.frame, node.column, record, dict(node.options))
+        else:
+            decoded = text.decode_json(leaf.frame, node.column, record, done=done)
         if node.on_error == "fail":
             place = text.place_of(schema.fieldNames()) if says_place else None
             return (_compiled(leaf, text.failfast(decoded, node.column, place=place or "NULL")),)
@@ -322,7 +325,7 @@ def _check_distinct(schema: StructType) -> None:
     seen: set[str] = set()
     for name in schema.fieldNames():
         if name.lower() in seen:
-            msg = f"Column {name!r} stands twice in the result (case does not count). Drop or rename one."
+            msg = f"Column {name!r} appears twice in the result (case does not count). Drop or rename one."
             raise SchemaMismatch(msg)
         seen.add(name.lower())
 

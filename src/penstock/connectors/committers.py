@@ -33,6 +33,7 @@ log = logging.getLogger("penstock")
 COMMITTERS: Final[Mapping[str, str]] = {
     "files/1": "penstock.connectors.files.committer:files_committer",
     "for-each/1": "penstock.connectors.for_each:ForEachCommitter",
+    "kafka/1": "penstock.connectors.kafka.transactions:KafkaCommitter",
     "memory/1": "penstock.connectors.memory:MemoryCommitter",
 }
 """Penstock's own kinds of committables, each with what makes its committer. No kind is ever removed.

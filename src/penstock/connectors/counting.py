@@ -157,7 +157,7 @@ class CountingReader:
         self._catching_up = context.until is Until.CAUGHT_UP
         endless = count_limits.limit is None and count_limits.rate is None and count_limits.end is None
         if self._catching_up and endless:
-            msg = "A source without limit and rate is never caught up. Limit its rows, or give rows_per_second."
+            msg = "A source without an end is never caught up. Give it rows= or rows_per_second=."
             raise GraphError(msg)
 
     def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:

@@ -98,7 +98,7 @@ class Source:
         except PenstockError:
             raise
         except Exception as error:
-            msg = f"The generator's function failed: {sentence(error)}"
+            msg = f"The generator's function raised {type(error).__name__}: {sentence(error)}"
             raise UserFunctionError(msg, where=where) from error
         if not isinstance(rows, DataFrame):
             msg = f"The generator's function returned {type(rows).__name__}. Let it return a DataFrame."

@@ -10,9 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from penstock.errors import ConnectorError, GraphError
+
+if TYPE_CHECKING:
+    from penstock.handles import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,32 @@ def resolve(options: Mapping[str, Option]) -> dict[str, str | int | float | bool
     }
 
 
+def options_to_json(options: Mapping[str, Option]) -> dict[str, Json]:
+    """Client properties as JSON, with references to secrets as references.
+
+    >>> options_to_json({"linger.ms": 5, "sasl.password": env("KAFKA_PASSWORD")})
+    {'linger.ms': 5, 'sasl.password': {'env': 'KAFKA_PASSWORD'}}
+    """
+    return {name: _to_json(value) for name, value in options.items()}
+
+
+def options_from_json(options: Mapping[str, Any]) -> dict[str, Option]:
+    """The client properties that ``options_to_json`` has written."""
+    return {name: _from_json(value) for name, value in options.items()}
+
+
+def _to_json(value: Option) -> Json:
+    if isinstance(value, EnvironmentSecret):
+        return {"env": value.name}
+    return {"file": value.path} if isinstance(value, FileSecret) else value
+
+
+def _from_json(value: Any) -> Option:
+    if not isinstance(value, Mapping):
+        return cast("Option", value)
+    return EnvironmentSecret(value["env"]) if "env" in value else FileSecret(value["file"])
+
+
 _SECRET_NAME: Final = re.compile(
     r"(password|passwd|passphrase|secret|token|access[._]?key|key[.]pem|sasl[.](jaas|oauthbearer)[.]config)$",
     re.IGNORECASE,
@@ -139,7 +168,7 @@ def check_option(name: str, value: object) -> None:
         return
     if _SECRET_NAME.search(name) or _SECRET_VALUE.search(str(value)):
         msg = (
-            f"Option {name!r} holds a secret, whose value may stand in no pipeline. Refer to it, as in "
+            f"Option {name!r} holds a secret, which must not be written into a pipeline. Refer to it, as in "
             f"{{{name!r}: ps.kafka.env('KAFKA_SECRET')}} or ps.kafka.file('/run/secrets/kafka')."
         )
         raise GraphError(msg)

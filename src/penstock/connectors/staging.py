@@ -15,7 +15,7 @@ from penstock.spark import jvm
 from penstock.spark.plans import with_row_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -136,12 +136,16 @@ class StagingWriter(ABC):
         self._epoch: list[StagedBatch] = []
         self._batches = 0
 
+    def frame(self, batch: Batch) -> DataFrame:
+        """What is staged of a batch: all of its rows as they are, unless a subclass makes something else of them."""
+        return cast("DataFrame", batch.frame)
+
     def write(self, batch: Batch) -> int:
         """Stage a batch as Parquet, losslessly, in one job; then settle its metrics."""
         folder = f"{self.root}/{self._batches}"
         self._batches += 1  # even if writing fails: no folder is used twice
         with self.explain_failure():
-            rows = write_staged(cast("DataFrame", batch.frame), self.url(folder))
+            rows = write_staged(self.frame(batch), self.url(folder))
         batch.settle()
         if rows is None:  # Spark optimised the counter away, most likely because there are no rows
             rows = sum(rows_in(self.url(path).removeprefix("file://")) for path in self.content(folder))
@@ -272,15 +276,37 @@ def staged_table(item: Committable, filesystem: FileSystem) -> pa.Table:
         CheckpointUnreadable: a file is not there.
     """
     import pyarrow as pa
+
+    return pa.concat_tables(staged_tables(item, filesystem))
+
+
+def staged_tables(item: Committable, filesystem: FileSystem) -> Iterator[pa.Table]:
+    """Yield the rows of each file that a ``StagedWriter`` staged, one file in memory at a time.
+
+    Raises:
+        CheckpointUnreadable: a file is not there.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    tables = []
     for file in item.files:
         content = filesystem.read(file.path)
         if content is None:
             raise _staged_gone(item, file.path)
-        tables.append(pq.read_table(pa.BufferReader(content)))
-    return pa.concat_tables(tables)
+        yield pq.read_table(pa.BufferReader(content))
+
+
+def require_staged(item: Committable, filesystem: FileSystem) -> None:
+    """Check that all staged files are there, without reading them.
+
+    Raises:
+        CheckpointUnreadable: a file is not there.
+    """
+    folders = sorted({file.path.rpartition("/")[0] for file in item.files})
+    there = {path for folder in folders for path in filesystem.list(folder)}
+    for file in item.files:
+        if file.path not in there:
+            raise _staged_gone(item, file.path)
 
 
 def staged_frame(item: Committable, filesystem: FileSystem, spark: SparkSession) -> DataFrame:
@@ -291,11 +317,7 @@ def staged_frame(item: Committable, filesystem: FileSystem, spark: SparkSession)
     """
     from pyspark.sql.types import StructType
 
-    folders = sorted({file.path.rpartition("/")[0] for file in item.files})
-    there = {path for folder in folders for path in filesystem.list(folder)}
-    for file in item.files:
-        if file.path not in there:
-            raise _staged_gone(item, file.path)
+    require_staged(item, filesystem)
     detail: Any = item.detail
     schema = StructType.fromJson(detail["schema"])
     return read_staged(spark, [filesystem.url(file.path) for file in item.files], schema)

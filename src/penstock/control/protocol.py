@@ -281,7 +281,7 @@ def decode_answer(data: bytes, request: str) -> Answer:
         word = fields.text("answer")
         known = {spelled: outcome for outcome, spelled in OUTCOME_TEXTS.items()}
         if word not in known:
-            _unreadable(f"{where}.answer", f"must be one of {', '.join(known)}, is {word!r}")
+            _unreadable(f"{where}.answer", f"The value must be one of {', '.join(known)}, and is {word!r}.")
         checkpoint = fields.whole_or_none("checkpoint")
         return Answer(
             request=request,

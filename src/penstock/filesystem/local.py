@@ -136,7 +136,10 @@ class LocalFileSystem:
                         length += len(chunk)
                     _sync(content.fileno())
             except (FileNotFoundError, NotADirectoryError) as error:
-                msg = f"{file} is missing, although a task reported that it had written it."
+                msg = (
+                    f"{file} is missing, although a task reported that it had written it. The driver and all executors "
+                    "must see the same state directory."
+                )
                 raise CheckpointUnreadable(msg) from error
             failpoint("local.settle.synced")
             self._sync_up(file.parent)

@@ -42,8 +42,8 @@ _JSON_REMEDY: Final = (
     "parse_json('value', schema, on_error='split')."
 )
 _CSV_REMEDY: Final = (
-    "Correct schema=, options= (sep, quote, header, timestampFormat, …) or the line in its file, and start again. Or "
-    "read the file as text and use select(\"from_csv(value, 'id INT, …') AS row\"), which makes NULL of what is bad."
+    "Correct schema=, options= (sep, quote, header, timestampFormat, …) or the line in its file, and start again. Or, "
+    "to keep such lines aside, read the file as text and use parse_csv('value', schema, on_error='split')."
 )
 _CORRUPT = "_penstock_corrupt"
 _RESERVED = frozenset(
@@ -81,10 +81,11 @@ def check_options(options: Mapping[str, object], format: str) -> dict[str, str]:
     """
     effective = _EFFECTIVE[format]
     for name in options:
-        if name.lower() in _RESERVED:
+        if name.lower() in _RESERVED and format != "parquet":
+            parse = "parse_json" if format == "json" else "parse_csv"
             msg = (
-                f"Option {name!r} cannot be set: a record is one line of UTF-8, and bad records have their own way "
-                "out. Leave it out, and say what becomes of bad records with parse_json(…, on_error=…)."
+                f"Option {name!r} cannot be set, because each record is a text of its own, and a bad one fails the "
+                f"job. Leave it out. To keep bad records, read the lines as text and use {parse}(…, on_error='split')."
             )
             raise GraphError(msg)
         check_effect(name, effective, f"{format} is read")
@@ -183,6 +184,36 @@ def decode_csv(
     return _staged(frame, column, record, DECODED, "CSV", schema)
 
 
+MULTI_LINE: Final = {**_CSV, "multiLine": "true"}
+"""Options of Spark's reader of CSV files, as ``decoded_csv`` takes its frame."""
+
+
+def with_corrupt(schema: StructType) -> StructType:
+    """The columns of a frame for ``decoded_csv``."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    return StructType([*schema.fields, StructField(_CORRUPT, StringType())])
+
+
+def decoded_csv(frame: DataFrame, schema: StructType, file: str) -> DataFrame:
+    """Like ``decode_csv``, of records that Spark's reader has decoded; ``value`` is what a bad one is.
+
+    ``file`` is SQL for the column ``_file``.
+    """
+    fields = ", ".join(f"{string_literal(f.name)}, {_quoted(f.name)}" for f in schema.fields)
+    problem = f"concat({string_literal(_csv_problem(schema))}, ': ', {_shown(_CORRUPT)})"
+    return frame.selectExpr(
+        f"{_CORRUPT} AS value",
+        f"{file} AS _file",
+        f"named_struct({fields}) AS {DECODED}",
+        f"CASE WHEN {_CORRUPT} IS NOT NULL THEN {problem} END AS {REASON}",
+    )
+
+
+def _csv_problem(schema: StructType) -> str:
+    return f"{_MALFORMED} CSV, or a field that is not of its declared type ({schema.simpleString()})"
+
+
 def _staged(
     frame: DataFrame, column: str, record: str, inner: str, what: str, schema: StructType, *, done: str | None = None
 ) -> DataFrame:
@@ -202,17 +233,16 @@ def _staged(
 def _reason(column: str, record: str, corrupt: str, what: str, schema: StructType) -> str:
     value = _quoted(column)
     text = f"CAST({value} AS STRING)"
-    valid = f"make_valid_utf8({text})"  # for the message; the column keeps bytes that are no text
-    clipped = f"concat(left({valid}, {MAX_SHOWN_CHARS}), '…')"
-    shown = f"CASE WHEN length({text}) > {MAX_SHOWN_CHARS} THEN {clipped} ELSE {valid} END"
-    if what == "JSON":
-        problem = _json_problem(text, record, schema)
-    else:
-        problem = string_literal(
-            f"{_MALFORMED} {what}, or a field that is not of its declared type ({schema.simpleString()})"
-        )
-    bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({problem}, ': ', {shown})"
+    problem = _json_problem(text, record, schema) if what == "JSON" else string_literal(_csv_problem(schema))
+    bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({problem}, ': ', {_shown(text)})"
     return f"CASE WHEN {value} IS NULL THEN 'null value' {bad} END"
+
+
+def _shown(text: str) -> str:
+    """SQL for a bad record in a message; the column keeps bytes that are no text."""
+    valid = f"make_valid_utf8({text})"
+    clipped = f"concat(left({valid}, {MAX_SHOWN_CHARS}), '…')"
+    return f"CASE WHEN length({text}) > {MAX_SHOWN_CHARS} THEN {clipped} ELSE {valid} END"
 
 
 def _json_problem(text: str, record: str, schema: StructType) -> str:
@@ -316,7 +346,7 @@ def parsed_schema(rows: StructType, column: str, record: StructType) -> StructTy
     twice = sorted(name for name in record.fieldNames() if name.lower() in kept_names)
     if twice:
         those = ", ".join(map(repr, twice))
-        msg = f"Parsing {column!r} would make {those} appear twice. Drop or rename the older one before parse_json()."
+        msg = f"Parsing {column!r} would make {those} appear twice. Drop or rename the older column first."
         raise SchemaMismatch(msg)
     return StructType([*kept, *(StructField(f.name, f.dataType, True, f.metadata) for f in record.fields)])
 

@@ -197,6 +197,13 @@ class ParseJson:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParseCsv(ParseJson):
+    """Decodes a column of CSV text. What becomes of good and bad records is as for JSON."""
+
+    options: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WithWatermark:
     """Says which column is event time, and how late rows may come. Durations are microseconds.
 
@@ -341,6 +348,12 @@ class TableRef:
 
 def check_uid(uid: object, origin: CallSite) -> None:
     """Refuse an impossible uid; the error names the user's line."""
+    if not isinstance(uid, str):
+        msg = (
+            f"The first argument is of type {type(uid).__name__}, but must be the step's uid. Begin with a text such "
+            "as 'totals': checkpoints keep the step's state under it."
+        )
+        raise GraphError(msg, where=str(origin))
     try:
         check_name("uid", uid)
     except GraphError as error:
@@ -379,6 +392,8 @@ def describe_step(node: Node) -> str:  # noqa: PLR0911 - one for each kind of st
             return f"read '{node.uid}'"
         case RowWise():
             return _clipped(f"{node.verb} {node.text}") if node.verb != "sql" else "sql"
+        case ParseCsv():
+            return f"parse_csv {node.column}"
         case ParseJson():
             return f"parse_json {node.column}"
         case WithWatermark():

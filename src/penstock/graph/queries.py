@@ -9,6 +9,7 @@ from penstock.graph.nodes import (
     BAD_PORT,
     Graph,
     Keyed,
+    ParseCsv,
     ParseJson,
     PortRef,
     Read,
@@ -44,7 +45,7 @@ def pushed_down_parse(graph: Graph, node: Read) -> ParseJson | None:
         return None
     consumers = list(graph.consumers(PortRef(node.id)))
     only = consumers[0] if len(consumers) == 1 else None
-    return only if isinstance(only, ParseJson) else None
+    return only if isinstance(only, ParseJson) and not isinstance(only, ParseCsv) else None
 
 
 # --------------------------------------------------------------------------------------------- what a stream depends on

@@ -10,6 +10,7 @@ from penstock.graph.nodes import BAD_PORT, Graph, Keyed, Node, PortRef, Read, Un
 from penstock.graph.queries import direct_sources
 from penstock.handles import Guarantee, check_name
 from penstock.interfaces.operator import LATE_PORT, MAIN_PORT
+from penstock.interfaces.sink import HasIdentity
 
 # ---------------------------------------------------------------------------------- change streams and repeated results
 # Rows of a change stream undo one another, and a window that may be sent twice would be counted twice. Both are fine
@@ -90,7 +91,12 @@ def _makers(graph: Graph, ref: PortRef) -> Iterator[Keyed]:
 
 # ---------------------------------------------------------------------------------------------- checks of a whole graph
 
-_RANK: Final = {Guarantee.AT_MOST_ONCE: 0, Guarantee.AT_LEAST_ONCE: 1, Guarantee.EXACTLY_ONCE: 2}
+_RANK: Final = {
+    Guarantee.NONE: 0,
+    Guarantee.AT_MOST_ONCE: 1,
+    Guarantee.AT_LEAST_ONCE: 2,
+    Guarantee.EXACTLY_ONCE: 3,
+}
 
 
 def validate(graph: Graph) -> None:
@@ -107,6 +113,7 @@ def validate(graph: Graph) -> None:
     _check_dangling(graph)
     check_changes(graph)
     _check_alignment(graph)
+    _check_identities(graph)
     for node in graph.nodes:
         if isinstance(node, Write):
             _check_guarantee(graph, node)
@@ -156,8 +163,8 @@ def _check_dangling(graph: Graph) -> None:
             uid = node.uid if isinstance(node, (Read, Keyed)) else None
             if port == BAD_PORT:
                 msg = (
-                    f"the bad rows of {describe_step(node)} go nowhere: keep them with bad.dead_letter(uid), "
-                    "write them with bad.write(uid, ps.files.Sink(…)), or choose on_error='null' or 'fail'"
+                    f"The bad rows of {describe_step(node)} go nowhere. Keep them with bad.dead_letter(uid), "
+                    "write them with bad.write(uid, ps.files.Sink(…)), or choose on_error='null' or 'fail'."
                 )
             else:
                 step = describe_step(node)
@@ -179,19 +186,36 @@ def _check_alignment(graph: Graph) -> None:
             raise GraphError(msg, where=str(node.origin))
 
 
+def _check_identities(graph: Graph) -> None:
+    owners: dict[str, Write] = {}
+    for node in graph.nodes:
+        if isinstance(node, Write) and isinstance(node.sink, HasIdentity) and node.sink.identity is not None:
+            other = owners.setdefault(node.sink.identity, node)
+            if other is not node:
+                msg = (
+                    f"'{other.uid}' and '{node.uid}' both have {node.sink.identity}. Each would take the other's "
+                    "output for its own. Give each sink a name of its own."
+                )
+                raise GraphError(msg, uid=node.uid, where=str(node.origin))
+
+
 def _check_guarantee(graph: Graph, node: Write) -> None:
     asked = node.guarantee
     if asked is None:
         return
     best = node.sink.guarantee
     if _RANK[asked] > _RANK[best]:
-        msg = f"{asked.value} is asked for, but the best that {node.sink.describe()} can do is {best.value}."
+        msg = (
+            f"{asked.value} is asked for, but the best that {node.sink.describe()} can do is {best.value}. Write "
+            f"guarantee={best.value!r}, or take a sink that can do it."
+        )
         raise GraphError(msg, uid=node.uid, where=str(node.origin))
     for source in _sources(graph, node):
         if _RANK[asked] > _RANK[source.source.guarantee]:
             msg = (
                 f"{asked.value} is asked for, but its rows come from {source.source.describe()} (source "
-                f"'{source.uid}'), which can be read {source.source.guarantee.value} only."
+                f"'{source.uid}'), which can be read {source.source.guarantee.value} only. Write "
+                f"guarantee={source.source.guarantee.value!r}, or take a source that can be read again."
             )
             raise GraphError(msg, uid=node.uid, where=str(node.origin))
 
@@ -204,7 +228,11 @@ def validate_mode(graph: Graph, best: Guarantee) -> None:
     """
     for node in graph.nodes:
         if isinstance(node, Write) and node.guarantee is not None and _RANK[node.guarantee] > _RANK[best]:
-            msg = f"{node.guarantee.value} is asked for, but the job runs with mode={best.value!r}."
+            msg = (
+                f"{node.guarantee.value} is asked for, but the job runs with mode={best.value!r}. Run it with "
+                f"mode={node.guarantee.value!r} (PENSTOCK_MODE={node.guarantee.value}), or write "
+                f"guarantee={best.value!r}."
+            )
             raise GraphError(msg, uid=node.uid, where=str(node.origin))
 
 

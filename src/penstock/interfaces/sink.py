@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from penstock.elements import Batch
 from penstock.filesystem.base import FileSystem
@@ -18,6 +18,9 @@ from penstock.handles import CheckpointId, CommitOutcome, Committable, Generatio
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
+
+CHANGE_COLUMN: Final = "_change"
+"""The column of a change stream: ``insert``, ``update_before``, ``update_after`` or ``delete``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,9 @@ class SinkContext:
         staging: the folder of this generation (``staged/<uid>/<generation>``), for sinks that stage in the state
             directory.
         cores: that Spark may use.
+        next_checkpoint: the first that the run can take; all output of earlier ones is published or void. ``None``:
+            unknown.
+        check_owner: see ``CommitContext``.
         background: is entered around every background Spark job; it waits for a slot, and puts the thread's jobs into
             the background pool.
         failpoint: names a durable step, so that tests can crash there.
@@ -49,6 +55,8 @@ class SinkContext:
     filesystem: FileSystem
     staging: str
     cores: int
+    next_checkpoint: CheckpointId | None = None
+    check_owner: Callable[[], None] = field(default=lambda: None)
     background: Callable[[], AbstractContextManager[None]] = field(default=nullcontext)
     failpoint: Callable[[str], None] = field(default=lambda _name: None)
 
@@ -98,6 +106,15 @@ class SupportsOutputLookup(Protocol):
 
 
 @runtime_checkable
+class SupportsPublishedLookup(Protocol):
+    """A committer whose target says by itself which output it has."""
+
+    def is_published(self, item: Committable) -> bool:
+        """Whether the target surely has the output, or it is void; changes nothing."""
+        ...
+
+
+@runtime_checkable
 class ChecksLog(Protocol):
     """A sink whose target remembers the log that has written there (rule S4)."""
 
@@ -114,6 +131,16 @@ class ChecksLog(Protocol):
         ...
 
 
+@runtime_checkable
+class HasIdentity(Protocol):
+    """A sink that is known to its target by a name, which no two sinks may have."""
+
+    @property
+    def identity(self) -> str | None:
+        """The name, with the argument that says it: ``transactional_id_prefix='shop'``; ``None`` without one."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitContext:
     """What a committer may use. Commands have neither a Spark session nor a pipeline.
@@ -125,6 +152,8 @@ class CommitContext:
         spark: the session of the job; ``None`` in a command.
         sinks: the sinks of the pipeline that runs, by uid; empty in a command.
         jobs: is entered around Spark jobs; puts the thread's jobs into the background pool.
+        check_owner: raises ``GenerationFenced`` if another process owns the job's log by now. To be called before
+            something is taken from another process for the second time, or two take it from each other for ever.
     """
 
     filesystem: FileSystem
@@ -133,6 +162,7 @@ class CommitContext:
     spark: SparkSession | None = None
     sinks: Mapping[str, Sink] = field(default_factory=dict)
     jobs: Callable[[str], AbstractContextManager[None]] = field(default=lambda _name: nullcontext())
+    check_owner: Callable[[], None] = field(default=lambda: None)
 
 
 class Committer(Protocol):

@@ -201,7 +201,10 @@ class SourceReader(Protocol):
         ...
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:
-        """Note that the checkpoint with this position is complete; for monitoring, such as offsets shown elsewhere."""
+        """Note that the checkpoint with this position is complete; it may show or remove what was read.
+
+        May be called late, again, or never: after a crash the position comes to ``Source.open`` instead.
+        """
         ...
 
     def close(self) -> None:
@@ -330,6 +333,19 @@ class KnowsEnd(Protocol):
 
         Raises:
             StateIncompatible: the position is of another kind.
+        """
+        ...
+
+
+@runtime_checkable
+class ChecksRows(Protocol):
+    """A source that can tell before a start whether it could go on from a position."""
+
+    def check_rows(self, position: Position) -> None:
+        """Check, before anything is claimed or published, that all rows after the position can be read.
+
+        Raises:
+            PenstockError: they cannot; without ``retry`` the start is refused.
         """
         ...
 

@@ -238,6 +238,7 @@ class Attempt:
             spark=env.spark,
             sinks={spec.id: spec.node.sink for spec in self._specs if isinstance(spec.node, Write)},
             jobs=pools.commit if pools is not None else lambda _name: nullcontext(),
+            check_owner=self._owned.require_owner if self._owned is not None else lambda: None,
         )
 
     def _leftovers(self, owned: OwnedLog) -> Iterator[str]:

@@ -14,7 +14,7 @@ from penstock.errors import CheckpointUnreadable, PenstockError
 from penstock.graph.nodes import Read, Write
 from penstock.handles import split_replays
 from penstock.interfaces.sink import ChecksLog, CommitContext
-from penstock.interfaces.source import KnowsEnd, SupportsBacklog
+from penstock.interfaces.source import ChecksRows, KnowsEnd, SupportsBacklog
 from penstock.job.start import DeclaredSteps, StartOptions, check_timezone, resolve_start
 from penstock.runtime.source_task import rows_after_end
 
@@ -67,6 +67,7 @@ def decide_start(
         if isinstance(node, Write) and isinstance(node.sink, ChecksLog):
             node.sink.check_log(history.log_id, node.uid)
         if isinstance(node, Read):
+            _refuse_missing_rows(node, recovery.snapshots.get(node.uid))
             _refuse_rows_after_end(node, recovery.snapshots.get(node.uid))
     check_timezone(_restored_manifest(recovery, history), zone)
     return recovery
@@ -102,6 +103,17 @@ def _require_export(bring: Import | None) -> None:
                 "more, into another folder."
             )
             raise CheckpointUnreadable(msg)
+
+
+def _refuse_missing_rows(node: Read, snapshot: TaskSnapshot | None) -> None:
+    """Refuse a start whose rows are not there any more. After a rewind is in the log, it would be too late."""
+    if snapshot is None or snapshot.position is None or not isinstance(node.source, ChecksRows):
+        return
+    try:
+        node.source.check_rows(split_replays(snapshot.position)[0])
+    except PenstockError as error:
+        if not error.retry:
+            raise
 
 
 def _refuse_rows_after_end(node: Read, snapshot: TaskSnapshot | None) -> None:

@@ -472,7 +472,7 @@ class Job:
     def stop(self, timeout: float | None = None, *, savepoint: str | None = None, drain: bool = False) -> bool:
         """Take a last checkpoint, publish, end, and wait for the end. May be repeated; harmless after the end.
 
-        With ``savepoint`` the last checkpoint keeps this name; if the name cannot be had, the job goes on. With
+        With ``savepoint`` the last checkpoint keeps this name; if the name is refused, the job goes on. With
         ``drain`` the sources end first, for good: all windows close and are published. A later start that finds more
         rows is refused, unless it goes back to an earlier checkpoint.
 

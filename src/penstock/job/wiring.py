@@ -351,6 +351,8 @@ class AttemptBuilder:
             filesystem=env.filesystem,
             staging=f"staged/{spec.id}/{owned.generation}",
             cores=self._cores,
+            next_checkpoint=self._recovery.next_checkpoint,
+            check_owner=owned.require_owner,
             background=self._pools.background(spec.id),
             failpoint=failpoint,
         )

@@ -126,7 +126,7 @@ def _of_source(report: Report, uid: str) -> str:
     if lag is None:
         return text
     behind = "" if lag.seconds is None else f", {lag.seconds:,.1f} s behind"
-    return f"{text}; {lag.rows:,} rows wait{behind}"
+    return f"{text}; {lag.text} wait{behind}"
 
 
 def _of_step(report: Report, uid: str) -> str:

@@ -77,6 +77,8 @@ def _source(report: Report, uid: str) -> dict[str, object]:
         "batch_count": report.batches.get(uid),
         "rows_read": report.rows_read.get(uid),
         "behind_rows": None if lag is None else lag.rows,
+        "behind_file_count": None if lag is None else lag.files,
+        "behind_bytes": None if lag is None else lag.bytes,
         "behind_seconds": None if lag is None else lag.seconds,
         "caught_up_in_seconds": None if lag is None else lag.eta_seconds,
         "partitions": [] if lag is None else [_partition(name, each) for name, each in lag.partitions.items()],
@@ -148,7 +150,7 @@ def read_report(fields: Any) -> Report:
         last_checkpoint=None if last is None else CheckpointId(int(last)),
         published=_numbers(sinks, "published_count"),
         restarts=int(fields["restart_count"]),
-        lag={uid: _read_lag(uid, each) for uid, each in sources.items() if each["behind_rows"] is not None},
+        lag={uid: _read_lag(uid, each) for uid, each in sources.items() if _has_lag(each)},
         late_by={(uid, str(each["name"])): int(each["rows"]) for uid, each in _nested(steps, "late_partitions")},
         watermarks={uid: _read_watermark(each) for uid, each in steps.items() if each["is_at_end"] is not None},
         held_by={uid: str(each["held_by"]) for uid, each in steps.items() if each["held_by"] is not None},
@@ -174,6 +176,10 @@ def _read_watermark(fields: Any) -> EventTime:
     return MIN_WATERMARK if fields["watermark"] is None else EventTime(int(fields["watermark"]))
 
 
+def _has_lag(fields: Any) -> bool:
+    return fields["behind_rows"] is not None or fields.get("behind_file_count") is not None
+
+
 def _read_lag(uid: str, fields: Any) -> SourceLag:
     partitions = {
         str(each["name"]): PartitionLag(
@@ -188,10 +194,12 @@ def _read_lag(uid: str, fields: Any) -> SourceLag:
     }
     return SourceLag(
         task=uid,
-        rows=int(fields["behind_rows"]),
+        rows=fields["behind_rows"],
         seconds=fields["behind_seconds"],
         eta_seconds=fields["caught_up_in_seconds"],
         partitions=partitions,
+        files=fields.get("behind_file_count"),
+        bytes=fields.get("behind_bytes"),
     )
 
 

@@ -140,4 +140,7 @@ def _timer(value: Json) -> KeyedTimer:
 
 
 def _unreadable(value: Json) -> StateIncompatible:
-    return StateIncompatible(f"The state holds {value!r} where timers are expected. Another kind of step wrote it.")
+    return StateIncompatible(
+        f"The state holds {value!r} where timers are expected. Another kind of step wrote it. Give this step a uid of "
+        "its own."
+    )

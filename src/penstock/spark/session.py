@@ -145,7 +145,7 @@ LOOPBACK_SETTINGS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bind
 PARALLELISM: Final = "spark.default.parallelism"
 EXECUTOR_PAUSE: Final = 0.2
 """Seconds from one look for executors to the next."""
-EXECUTOR_CALM: Final = 5
+EXECUTOR_CALM: Final = 15  # three seconds: on a busy machine the second worker's executor comes that much later
 """Number of looks in a row that must see the same executors."""
 EXECUTOR_LOOKS: Final = 300
 """Number of looks after which a start says that none has come, and goes on."""

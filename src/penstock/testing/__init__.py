@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from penstock.errors import did_you_mean
+
 if TYPE_CHECKING:
     from penstock.testing.clock import ManualClock
     from penstock.testing.contracts import FileSystemContract, SinkContract, SourceContract
@@ -59,7 +61,7 @@ _HOMES: Final = {
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        msg = f"module 'penstock.testing' has no attribute {name!r}"
+        msg = f"Module 'penstock.testing' has no attribute {name!r}{did_you_mean(name, __all__)}"
         raise AttributeError(msg)
     value: object = getattr(import_module(f"penstock.testing.{_HOMES[name]}"), name)
     globals()[name] = value

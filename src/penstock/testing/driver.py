@@ -344,7 +344,7 @@ class JobUnderTest:
             HarnessError: none is.
         """
         if self._running is None:
-            msg = f"The job does not run: {sentence(self.cause_of_death)}"
+            msg = f"The job is not running: {sentence(self.cause_of_death)}"
             raise HarnessError(msg)
         return self._running
 

@@ -115,7 +115,7 @@ class Outcome:
         return collector.report()
 
     def _on_fact(self, fact: Fact) -> None:
-        """Take a fact in: the listener of every attempt."""
+        """Record a fact; the listener of every attempt."""
         self.facts.append(fact)
         if isinstance(fact, JobStarted):
             self._watermarks.clear()  # each task announces what it was restored with
@@ -276,7 +276,7 @@ class PipelineRun(Outcome):
         """Take a checkpoint: when this returns, it is in the log and its output is published.
 
         Args:
-            wait: with ``False``, a checkpoint that a held source keeps pending is no error; returns ``None`` then.
+            wait: whether a checkpoint that a held source keeps pending is an error. Without it, returns ``None`` then.
 
         Returns:
             Its number; ``None`` if the job died at the armed crash and no restart was asked for.
@@ -471,7 +471,7 @@ def restart_later(job: JobUnderTest, *, is_new: bool) -> None:
         HarnessError: no crash is armed, a restart was asked for already, or ``is_new``.
     """
     if job.point is None:
-        msg = "The job runs, and no crash is armed. Call crash(), stop() or end() first."
+        msg = "The job is running, and no crash is armed. Call crash(), stop() or end() first."
         raise HarnessError(msg)
     if job.restarts_then or is_new:
         why = "A new version begins when the job has died" if is_new else "The restart waits for the crash"
@@ -497,7 +497,7 @@ def until_over(job: JobUnderTest, what: str, ask: Callable[[SteppedAttempt], Non
             continue  # the job died and restarted: ask the new attempt
         due = job.running.next_due
         if due is None or due > latest:
-            msg = f"{what} does not come to its end: {_describe_tasks(job.running)}."
+            msg = f"{what} does not end: {_describe_tasks(job.running)}."
             raise HarnessError(msg)
         job.move(lambda running, due=due: running.advance_to(due))  # type: ignore[misc]
 

@@ -24,13 +24,13 @@ HIDDEN: Final = ".penstock"
 _VOIDED: Final = ".voided"
 """Ending of the name to which the first file of a voided epoch is renamed."""
 REMEDIES: Final = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "give this user the right to write there"),
-    errno.EROFS: "mount it so that it can be written",
-    errno.ENOTDIR: "a file stands where a folder is needed: move it away",
-    errno.EXDEV: "a rename publishes, so all below the target, '.penstock' too, must be on one file system: remove the "
-    "mount or link between them",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "Give this user the right to write there"),
+    errno.EROFS: "Mount it so that it can be written",
+    errno.ENOTDIR: "Move the file away that is in the folder's place",
+    errno.EXDEV: "Files are published by a rename, so all below the target, '.penstock' too, must be on one file "
+    "system. Remove the mount or link between them",
 }
-"""What an operator does about errors that no retry mends."""
+"""What an operator does about errors that a retry cannot solve; without the full stop."""
 
 
 def files_committer(context: CommitContext) -> FilesCommitter:
@@ -64,7 +64,7 @@ class FilesCommitter:
         Raises:
             SinkIdentityConflict: a file with other content has a final name.
             CommitFailed: the outcome is unknown; a retry is safe and may help.
-            StateDirectoryRefused: the same, but an operator has to mend something first.
+            StateDirectoryRefused: the same, but an operator has to fix something first.
         """
         moves = _moves(item)
         with _explain_failure("publish", item):
@@ -153,10 +153,10 @@ class FilesCommitter:
                 os.stat(address.removeprefix("file://"))
             except FileNotFoundError as error:
                 msg = (
-                    f"folder {folder} is not there: whether the output of checkpoint {item.checkpoint} was published "
-                    "cannot be told. Mount the target again, or put the folder back from where it was moved; it is "
-                    "looked for again. If it was deleted: make it again, empty, and what was staged in it counts as "
-                    "published, which it may not have been"
+                    f"Folder {folder} is not there, so whether the output of checkpoint {item.checkpoint} was "
+                    "published cannot be told. Mount the target again, or put the folder back from where it was "
+                    "moved. It is looked for again. If it was deleted, make it again, empty: what was staged in it "
+                    "then counts as published, which it may not have been."
                 )
                 raise CommitFailed(msg, uid=item.uid) from error
 
@@ -184,8 +184,8 @@ class FilesCommitter:
         if existing is None or hashlib.sha256(existing).hexdigest() == ref.sha256:
             return existing is not None
         msg = (
-            f"{final} is there already, with other content than {ref.path}, which is to be published under that name "
-            f"(checkpoint {item.checkpoint}); move the foreign file away: nothing was overwritten"
+            f"File {final} is there already, with other content than {ref.path}, which is to be published under that "
+            f"name (checkpoint {item.checkpoint}). Nothing was overwritten. Move the foreign file away."
         )
         raise SinkIdentityConflict(msg, uid=item.uid)
 
@@ -230,8 +230,8 @@ def _explain_failure(what: str, item: Committable) -> Iterator[None]:
             raise
         number = _errno(error)
         remedy = REMEDIES.get(number) if number is not None else None
-        end = f"; {remedy}" if remedy else "; it is tried again"
-        msg = f"cannot {what} the output of checkpoint {item.checkpoint} in {item.target}: {error}{end}"
+        end = f"{remedy}." if remedy else "It is tried again."
+        msg = f"Cannot {what} the output of checkpoint {item.checkpoint} in {item.target}: {error}. {end}"
         kind = StateDirectoryRefused if remedy else CommitFailed
         raise kind(msg, uid=item.uid) from error
 
@@ -250,6 +250,7 @@ def _moves(item: Committable) -> list[tuple[FileRef, str]]:
         return [(ref, detail["moves"][ref.path]) for ref in item.files]
     except (KeyError, TypeError) as error:
         msg = (
-            f"the committable of checkpoint {item.checkpoint} names no final file for {error}: it is of another version"
+            f"The committable of checkpoint {item.checkpoint} names no final file for {error}. Another version "
+            "wrote it. Publish it with that version of penstock."
         )
         raise StateIncompatible(msg, uid=item.uid) from error

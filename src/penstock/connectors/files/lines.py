@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import lzma
@@ -28,12 +29,25 @@ _DECOMPRESS_BLOCK: Final = 64 * 1024
 """Bytes that are decompressed at a time."""
 
 
-def open_file(path: str) -> IO[bytes]:
-    """The file's content, decompressed by its ending as Spark's readers do it.
+def open_file(path: str, encoding: str | None = None) -> IO[bytes]:
+    """The file's content, decompressed by its ending as Spark's readers do it, in UTF-8.
 
     Raises:
         OSError: it cannot be opened. Reading may raise it too; without ``errno`` if the content is damaged.
+        UnicodeDecodeError: while reading, if the content is not in that encoding.
     """
+    file = _decompressed(path)
+    return file if encoding is None else io.BufferedReader(_Stream(file, _in_utf8(file, encoding)))
+
+
+def _in_utf8(file: IO[bytes], encoding: str) -> Iterator[bytes]:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    while block := file.read(_DECOMPRESS_BLOCK):
+        yield decoder.decode(block).encode()
+    yield decoder.decode(b"", final=True).encode()
+
+
+def _decompressed(path: str) -> IO[bytes]:
     if path.endswith(".gz"):
         import gzip
 
@@ -161,6 +175,7 @@ class LineReader:
 
     tasks: tuple[tuple[FileSplit, ...], ...]
     header: bool
+    encoding: str | None = None
     decoder: JsonDecoder | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -174,7 +189,7 @@ class LineReader:
         size = 0
         for split in splits:
             with FileChangeCheck(split):
-                for block in read_lines(split, skip_first=self.header):
+                for block in read_lines(split, skip_first=self.header, encoding=self.encoding):
                     blocks.append((split.path, block))
                     size += len(block)
                     if size >= _READ_BLOCK:
@@ -202,6 +217,17 @@ class LineReader:
         return pa.RecordBatch.from_pydict(columns)
 
 
+DAMAGES: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError)
+"""What decompressors and decoders raise."""
+
+
+def damage(path: str, error: BaseException) -> tuple[str, str]:
+    """What is wrong with a file that raised one of ``DAMAGES``, and the remedy."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not in its encoding: {error}", "correct the option encoding, or move the file away"
+    return f"it is no valid {os.path.splitext(path)[1]} file: {error}", "move the file away, or write it again"
+
+
 class FileChangeCheck:
     """Fails the task if the file has changed before or after it was read, or cannot be read."""
 
@@ -217,9 +243,9 @@ class FileChangeCheck:
         self._check()
         if isinstance(error, OSError) and error.errno is not None:
             raise self._unreadable(error) from error
-        if isinstance(error, OSError | EOFError | zlib.error | lzma.LZMAError):  # what decompressors raise
-            reason = f"it is no valid {os.path.splitext(self._split.path)[1]} file: {error}"
-            details = {"place": self._split.path, "reason": reason, "remedy": "move the file away, or write it again"}
+        if isinstance(error, DAMAGES):
+            reason, remedy = damage(self._split.path, error)
+            details = {"place": self._split.path, "reason": reason, "remedy": remedy}
             raise RuntimeError(DECODE_MARK + json.dumps(details)) from error
 
     def _check(self) -> None:
@@ -240,16 +266,16 @@ class FileChangeCheck:
         return RuntimeError(MARK + json.dumps({"path": self._split.path, "unreadable": error.strerror or str(error)}))
 
 
-def read_lines(split: FileSplit, *, skip_first: bool) -> Iterator[bytes]:
+def read_lines(split: FileSplit, *, skip_first: bool, encoding: str | None = None) -> Iterator[bytes]:
     """The lines that begin in the split, in blocks of at least one, without the line feed of a block's last line.
 
-    ``skip_first`` leaves out the file's first line.
+    ``skip_first`` leaves out the file's first line. Compressed files and those of an ``encoding`` are read wholly.
     """
     skips = skip_first and split.start == 0
-    with open_file(split.path) as file:
-        compressed = split.path.endswith(COMPRESSED)
-        position = 0 if compressed else _first_line(file, split.start)
-        end = None if compressed else split.end
+    with open_file(split.path, encoding) as file:
+        is_whole = encoding is not None or split.path.endswith(COMPRESSED)
+        position = 0 if is_whole else _first_line(file, split.start)
+        end = None if is_whole else split.end
         for block in _blocks_from(file, position, end):
             if skips:
                 skips = False

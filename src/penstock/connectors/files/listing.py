@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.clock import format_time
-from penstock.errors import SourceChanged, SourceUnavailable, StateIncompatible
+from penstock.errors import GraphError, SourceChanged, SourceUnavailable, StateIncompatible
 from penstock.handles import Json, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
 KIND: Final = "files/1"
@@ -62,6 +62,8 @@ class FilesPosition:
         remaining: of a bounded source, the unread files of its first listing; otherwise ``None``.
         folder: inode of the directory at the last listing; ``None`` if an older version wrote the position.
         columns: the columns that were taken from the first file, as Spark's JSON; ``None`` if they were declared.
+        read: number of files that were ever read wholly, forgotten ones too; recorded with a lineage.
+        lineage: of a source that removes its files, which positions have the same history; otherwise ``None``.
     """
 
     done: Mapping[str, FileSignature] = field(default_factory=dict)
@@ -70,6 +72,8 @@ class FilesPosition:
     remaining: Mapping[str, FileSignature] | None = None
     columns: Json = None
     folder: int | None = None
+    read: int = 0
+    lineage: str | None = None
 
     def has_read(self, name: str, signature: FileSignature) -> bool:
         """Whether the file was read wholly. A file that was gone and comes back changed is a new one."""
@@ -115,16 +119,33 @@ def ordered(listing: Mapping[str, FileSignature]) -> list[tuple[str, FileSignatu
     return sorted(listing.items(), key=lambda item: (item[1].mtime_ns, item[0]))
 
 
-def unread_files(listing: Mapping[str, FileSignature], position: FilesPosition) -> list[tuple[str, FileSignature]]:
-    """Files of a listing that were not begun, in the order of reading, without empty ones."""
+def unread_files(
+    listing: Mapping[str, FileSignature], position: FilesPosition, *, newest_ns: int | None = None
+) -> list[tuple[str, FileSignature]]:
+    """Files of a listing that were not begun, in the order of reading, without empty ones.
+
+    Files that were modified after ``newest_ns`` may still be written: they are left out.
+    """
     begun = position.partial.name if position.partial else None
     return ordered(
         {
             name: sig
             for name, sig in listing.items()
-            if name != begun and sig.size > 0 and not position.has_read(name, sig)
+            if name != begun
+            and sig.size > 0
+            and (newest_ns is None or sig.mtime_ns <= newest_ns)
+            and not position.has_read(name, sig)
         }
     )
+
+
+def forget(position: FilesPosition, names: Collection[str]) -> FilesPosition:
+    """The position without these done files: those that come back under their names are new ones."""
+    if not names:
+        return position
+    forgotten = frozenset(names)
+    done = {name: before for name, before in position.done.items() if name not in forgotten}
+    return replace(position, done=done, gone=position.gone - forgotten)
 
 
 # ---- files that are gone ---------------------------------------------------------------------------------------------
@@ -230,10 +251,12 @@ def _folder(name: str) -> str:
 # ---- what to read next -----------------------------------------------------------------------------------------------
 
 
-def backlog(listing: Mapping[str, FileSignature], position: FilesPosition, *, bounded: bool) -> tuple[int, int]:
+def backlog(
+    listing: Mapping[str, FileSignature], position: FilesPosition, *, bounded: bool, newest_ns: int | None = None
+) -> tuple[int, int]:
     """Number of files that wait, a partly read one included, and their unread bytes."""
     fixed = position.remaining if bounded else None  # a bounded source reads its first listing only
-    files = unread_files(listing if fixed is None else fixed, position)
+    files = unread_files(listing, position, newest_ns=newest_ns) if fixed is None else unread_files(fixed, position)
     partial = position.partial
     begun = 0 if partial is None else partial.end - partial.start
     return len(files) + (partial is not None), begun + sum(signature.size for _, signature in files)
@@ -282,7 +305,8 @@ def _finished(position: FilesPosition, slices: Sequence[FileSlice]) -> FilesPosi
     remaining = position.remaining
     if remaining is not None:
         remaining = {name: s for name, s in remaining.items() if name not in read}
-    return replace(position, done={**position.done, **read}, remaining=remaining)
+    done = {**position.done, **read}
+    return replace(position, done=done, remaining=remaining, read=position.read + len(slices))
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -290,15 +314,10 @@ def _finished(position: FilesPosition, slices: Sequence[FileSlice]) -> FilesPosi
 
 def file_changed(name: str, before: FileSignature, now: FileSignature | None, when: str) -> SourceChanged:
     """The error for a file that has changed or is gone; ``when`` is what had become of it before."""
-    if now is None:
-        there = "now it is gone"
-        remedy = "Put it back as it was"
-    elif now.size == before.size:
-        there = f"now it is {now}: the same size, and another time"
-        remedy = "Put it back as it was, its time included (cp -p keeps it)"
-    else:
-        there = f"now it is {now}"
-        remedy = "Put it back as it was"
+    there, remedy = "Now it is gone" if now is None else f"Now it is {now}", "Put it back as it was"
+    if now is not None and now.size == before.size:
+        there += ": the same size, and another time"
+        remedy += ", its time included (cp -p keeps it)"
     if when == "was listed at the first start":
         remedy += (
             ", or begin again with 'penstock run … --fresh', or read the folder without bounded: then files are read "
@@ -314,18 +333,27 @@ def file_changed(name: str, before: FileSignature, now: FileSignature | None, wh
     else:
         remedy += ", or rewind to a checkpoint before it was read"
     msg = (
-        f"file {name!r} {when} as {before}; {there}. Reading on would lose or repeat rows. {remedy}. Files must arrive "
-        "whole: write them under a name that begins with '_' or '.' or ends with '.tmp', then rename; remove a file "
-        "only after a checkpoint that has read it is complete"
+        f"File {name!r} {when} as {before}. {there}. Reading on would lose or repeat rows. {remedy}. Files must arrive "
+        "whole: write them under a name that begins with '_' or '.' or ends with '.tmp', then rename. Remove a file "
+        "only after a checkpoint that has read it is complete, or let after_read do it."
     )
     return SourceChanged(msg)
+
+
+def only_whole(name: str) -> GraphError:
+    """The error for options under which a file could not be read on from its middle."""
+    msg = (
+        f"File {name!r} is partly read, as lines of UTF-8. With the option encoding or multiLine it could only be read "
+        "from its beginning, and its rows would be repeated. Leave the option out until the file is read."
+    )
+    return GraphError(msg)
 
 
 def file_unreadable(path: str, reason: str | None) -> SourceUnavailable:
     """The error for a file or folder that exists but cannot be read."""
     msg = (
-        f"{path!r} cannot be read ({reason or 'no reason given'}): give this user, on all executors, the right to read "
-        "it and to enter its folders, or mend the disk or mount it lies on"
+        f"File {path!r} cannot be read ({reason or 'no reason given'}). Give this user, on all executors, the right to "
+        "read it and to enter its folders, or mend the disk or mount it lies on."
     )
     return SourceUnavailable(msg)
 
@@ -335,15 +363,15 @@ def all_gone(path: str, position: FilesPosition) -> str:
     names = sorted(files_expected(position))
     shown = ", ".join(repr(name) for name in names[:MOST_SHOWN])
     more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-    return f"directory {path!r} has none of the files any more that were there before ({shown}{more})"
+    return f"Directory {path!r} has none of the files any more that were there before ({shown}{more})"
 
 
 def folder_replaced(path: str, position: FilesPosition) -> SourceUnavailable:
     """The error for another directory than before, without any of the files that were in it."""
     msg = (
-        f"{all_gone(path, position)}, and it is another directory than then: probably it is not mounted. Mount it "
+        f"{all_gone(path, position)}, and it is another directory than then. Probably it is not mounted. Mount it "
         "again, and reading goes on: nothing was forgotten. If its files were moved away and the directory was made "
-        "anew, put one of them back, or give the source may_be_emptied=True"
+        "anew, put one of them back, or give the source may_be_emptied=True."
     )
     return SourceUnavailable(msg)
 
@@ -368,6 +396,8 @@ def encode(position: FilesPosition) -> Position:
         detail["folder"] = position.folder
     if position.columns is not None:
         detail["columns"] = position.columns
+    if position.lineage is not None:
+        detail["lineage"], detail["read"] = position.lineage, position.read
     return Position(kind=KIND, detail=detail)
 
 
@@ -379,8 +409,8 @@ def decode(position: Position) -> FilesPosition:
     """
     if position.kind != KIND:
         msg = (
-            f"the position is of kind {position.kind!r}, a files source reads {KIND!r}: give the new source a uid of "
-            "its own, or restore with the source that wrote it"
+            f"The position is of kind {position.kind!r}, but a files source reads {KIND!r}. Give the new source a uid "
+            "of its own, or restore with the source that wrote it."
         )
         raise StateIncompatible(msg)
     detail: Any = position.detail
@@ -395,13 +425,22 @@ def decode(position: Position) -> FilesPosition:
         remaining = None if rest is None else {name: FileSignature(*pair) for name, pair in rest.items()}
         gone, folder = frozenset(detail.get("gone", ())), detail.get("folder")
         columns = detail.get("columns")
+        lineage, read = detail.get("lineage"), int(detail.get("read", 0))
     except (AttributeError, KeyError, TypeError) as error:
         msg = (
-            f"the position of a files source cannot be read ({error!r}): it was written by another version of penstock"
+            f"The position of a files source cannot be read ({error!r}). It was written by another version of "
+            "penstock. Start with that version, or rewind to another checkpoint."
         )
         raise StateIncompatible(msg) from error
     return FilesPosition(
-        done=done, gone=gone & done.keys(), partial=partial, remaining=remaining, folder=folder, columns=columns
+        done=done,
+        gone=gone & done.keys(),
+        partial=partial,
+        remaining=remaining,
+        folder=folder,
+        columns=columns,
+        read=read,
+        lineage=lineage,
     )
 
 

@@ -13,12 +13,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.connectors.files.arguments import SPARKS_ENCODINGS
 from penstock.connectors.files.lines import MARK, FileSplit, LineReader
 from penstock.connectors.files.listing import COMPRESSED, FileSignature, FileSlice, file_changed, file_unreadable
 from penstock.errors import ConnectorError, DecodeError, GraphError, SourceChanged
 from penstock.formats import text
 from penstock.interfaces.source import DECODED_RECORD
 from penstock.spark.file_ranges import frame_of_ranges
+from penstock.spark.query_log import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +48,10 @@ _STRICT_READ: Final = {
 }
 
 
+# Spark's readers return a URL with some characters encoded, ours return a path.
+_PATH: Final = "url_decode(replace(regexp_replace(_file, '^file:/+', '/'), '+', '%2B'))"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFormat:
     """What is in the files.
@@ -54,13 +60,25 @@ class FileFormat:
         format: one of ``FORMATS``.
         options: of Spark's decoder.
         header: whether the first line of each file is skipped.
-        with_file: whether lines of text get the path of their file as a column.
+        by_name: whether that line says which column is where.
+        multi_line: whether quoted values of CSV may have line breaks: Spark's reader reads such files, never in cuts.
+        encoding: of the files, as Python calls it, if it is not UTF-8; such files are not cut.
+        with_file: whether rows get the path of their file as the column ``_file``.
     """
 
     format: str
     options: Mapping[str, str]
     header: bool = False
+    by_name: bool = False
+    multi_line: bool = False
+    encoding: str | None = None
     with_file: bool = False
+
+    def can_cut(self, name: str) -> bool:
+        """Whether the file of that name can be read in cuts."""
+        if self.format == "parquet":
+            return True
+        return not self.multi_line and self.encoding is None and not name.endswith(COMPRESSED)
 
 
 def frame_of(
@@ -69,24 +87,26 @@ def frame_of(
     """A lazy frame of exactly the rows of the slices. Spark looks at names and sizes of the files, no more."""
     if content.format == "parquet":
         return _parquet(spark, root, slices, content, schema)
+    if content.multi_line:
+        return _opened(_records_by_spark(spark, root, slices, content, schema), content)
     clean = r"CASE WHEN endswith(value, '\r') THEN left(value, length(value) - 1) ELSE value END AS value"  # of "\r\n"
     if content.format == "json":
         decoder = _decoder(spark, schema, content)
-        if decoder is not None and not _is_small(slices):
+        if decoder is not None and not content.with_file and not _is_small(slices):
             lines = _lines_by_workers(spark, root, slices, content, decoder, schema)
             lines = lines.selectExpr(clean, "_file", DECODED_RECORD)
-            return _opened(text.decode_json(lines, "value", schema, content.options, done=DECODED_RECORD))
-    by_spark = not content.header and _suit_spark(slices)
+            return _opened(text.decode_json(lines, "value", schema, content.options, done=DECODED_RECORD), content)
+    by_spark = not content.header and content.encoding is None and _suit_spark(slices)
     lines = _lines_by_spark(spark, root, slices) if by_spark else _lines_by_workers(spark, root, slices, content)
     if content.format == "text":
         return lines.selectExpr(clean, "_file") if content.with_file else lines.selectExpr(clean)
     decoding = text.decode_json if content.format == "json" else text.decode_csv
-    return _opened(decoding(lines.selectExpr(clean, "_file"), "value", schema, content.options))
+    return _opened(decoding(lines.selectExpr(clean, "_file"), "value", schema, content.options), content)
 
 
-def _opened(decoded: DataFrame) -> DataFrame:
-    blank = r"btrim(value, ' \t') = ''"
-    return text.failfast(decoded, "value", place="_file", skip=blank, drop_others=True)
+def _opened(decoded: DataFrame, content: FileFormat) -> DataFrame:
+    blank = "false" if content.multi_line else r"btrim(value, ' \t') = ''"
+    return text.failfast(decoded, "value", place="_file", skip=blank, drop_others=not content.with_file)
 
 
 def _decoder(spark: SparkSession, schema: StructType, content: FileFormat) -> JsonDecoder | None:
@@ -121,9 +141,7 @@ def _lines_by_spark(spark: SparkSession, root: str, slices: Sequence[FileSlice])
     paths = [os.path.join(root, part.name) for part in slices]
     whole = spark.read.options(**_STRICT_READ).option("lineSep", "\n").text(paths)
     if all(part.whole for part in slices):
-        # Spark returns a URL with some characters encoded.
-        path = "url_decode(replace(regexp_replace(_metadata.file_path, '^file:/+', '/'), '+', '%2B'))"
-        return whole.selectExpr("value", f"{path} AS _file")
+        return whole.selectExpr("value", "_metadata.file_path AS _file").selectExpr("value", f"{_PATH} AS _file")
     (part,) = slices  # a cut is a batch of its own
     bounds = _bounds(part, max(_MIN_SPLIT, -(-(part.end - part.start) // spark.sparkContext.defaultParallelism)))
     # A line that begins at `start` belongs to the range that holds the byte before it.
@@ -142,21 +160,21 @@ def _lines_by_workers(
     from pyspark.sql.types import StringType, StructType
 
     cores = spark.sparkContext.defaultParallelism
-    tasks = _tasks(_splits(root, slices, cores), cores)
-    reader = LineReader(tasks=tasks, header=content.header, decoder=decoder)
+    tasks = _tasks(_splits(root, slices, content, cores), cores)
+    reader = LineReader(tasks=tasks, header=content.header, encoding=content.encoding, decoder=decoder)
     columns = StructType().add("value", StringType()).add("_file", StringType())
     if record is not None:
         columns.add(DECODED_RECORD, record)
     return _task_numbers(spark, len(tasks)).mapInArrow(reader, columns)
 
 
-def _splits(root: str, slices: Sequence[FileSlice], cores: int) -> tuple[FileSplit, ...]:
+def _splits(root: str, slices: Sequence[FileSlice], content: FileFormat, cores: int) -> tuple[FileSplit, ...]:
     """Cut slices again, so that all cores have work. No row changes, by the rule of what a split owns."""
     total = sum(part.end - part.start for part in slices)
     size = max(_MIN_SPLIT, -(-total // cores))
     splits = []
     for part in slices:
-        bounds = [part.start, part.end] if part.name.endswith(COMPRESSED) else _bounds(part, size)
+        bounds = _bounds(part, size) if content.can_cut(part.name) else [part.start, part.end]
         splits += [
             FileSplit(
                 path=os.path.join(root, part.name),
@@ -195,6 +213,18 @@ def _task_numbers(spark: SparkSession, count: int) -> DataFrame:
     return spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
 
 
+def _records_by_spark(
+    spark: SparkSession, root: str, slices: Sequence[FileSlice], content: FileFormat, schema: StructType
+) -> DataFrame:
+    """Records of CSV whose values may have line breaks, decoded, with ``_file``."""
+    paths = [os.path.join(root, part.name) for part in slices]
+    options = {**content.options, **text.MULTI_LINE, "header": str(content.header).lower()}
+    if content.encoding is not None:
+        options["encoding"] = SPARKS_ENCODINGS[content.encoding]
+    whole = _reader(spark, paths, options).schema(text.with_corrupt(schema)).csv(paths)
+    return text.decoded_csv(whole.selectExpr("*", "_metadata.file_path AS _file"), schema, _PATH)
+
+
 # ---- Parquet ---------------------------------------------------------------------------------------------------------
 
 _UNCHECKED: Final = {
@@ -208,14 +238,21 @@ def _parquet(
     spark: SparkSession, root: str, slices: Sequence[FileSlice], content: FileFormat, schema: StructType
 ) -> DataFrame:
     paths = [os.path.join(root, part.name) for part in slices]
-    whole = _parquet_reader(spark, paths, content.options).schema(schema).parquet(*paths)
+    whole = _reader(spark, paths, content.options).schema(schema).parquet(*paths)
     if all(part.whole for part in slices):
-        return whole
+        if not content.with_file:
+            return whole
+        return whole.selectExpr("*", "_metadata.file_path AS _file").selectExpr(*_names(schema), f"{_PATH} AS _file")
     (part,) = slices  # a cut is a batch of its own
-    return frame_of_ranges(whole, _group_ranges(paths[0], part, spark.sparkContext.defaultParallelism))
+    cut = frame_of_ranges(whole, _group_ranges(paths[0], part, spark.sparkContext.defaultParallelism))
+    return cut.selectExpr("*", f"{text.string_literal(paths[0])} AS _file") if content.with_file else cut
 
 
-def _parquet_reader(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrameReader:
+def _names(schema: StructType) -> list[str]:
+    return [f"`{name.replace('`', '``')}`" for name in schema.fieldNames()]
+
+
+def _reader(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrameReader:
     reader = spark.read.options(**options).options(**_STRICT_READ)
     return reader.options(**_UNCHECKED) if any(":" in os.path.basename(path) for path in paths) else reader
 
@@ -234,7 +271,7 @@ def _group_ranges(path: str, part: FileSlice, cores: int) -> list[tuple[int, int
     except (OSError, pa.ArrowInvalid) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise file_unreadable(path, error.strerror) from error
-        msg = f"{path}: it is no valid Parquet file: {error}; move the file away, or write it again"
+        msg = f"File {path!r} is not a valid Parquet file ({error}). Move it away, or write it again."
         raise DecodeError(msg) from error
     first_bytes = [_first_byte(footer, group) for group in range(footer.num_row_groups)]
     cuts = _bounds(part, max(_MIN_SPLIT, -(-(part.end - part.start) // cores)))
@@ -268,9 +305,12 @@ def parquet_schema(spark: SparkSession, path: str) -> StructType:
     from pyspark.errors import AnalysisException
 
     try:
-        return _parquet_reader(spark, [path], {}).parquet(path).schema
+        return _reader(spark, [path], {}).parquet(path).schema
     except AnalysisException as error:
-        msg = f"{path}: its columns cannot be taken: {error}. Give schema= with the columns to read, and their types."
+        msg = (
+            f"The columns of file {path!r} cannot be taken from it: {first_line(error)}. Give schema= with the columns "
+            "to read, and their types."
+        )
         raise GraphError(msg) from error
 
 
@@ -341,15 +381,19 @@ def _spark_error(exception: BaseException) -> ConnectorError | None:
     found = re.search(r"\[FAILED_READ_FILE\.([A-Z_]+)\] (.*)", described)
     if found is None:
         return None
-    condition, message = found.groups()
+    condition, message = found[1], first_line(found[2])
     if condition == "FILE_NOT_EXIST":
-        msg = f"a file vanished while it was read: {message}; put it back, or rewind to a checkpoint before it was read"
+        msg = (
+            f"A file vanished while it was read: {message}. Put it back, or rewind to a checkpoint before it was read."
+        )
         return SourceChanged(msg)
     if condition in ("PARQUET_COLUMN_DATA_TYPE_MISMATCH", "CANNOT_READ_FILE_FOOTER"):
-        msg = f"{message}; the file is damaged or not what the schema says: move it away, or correct the schema"
+        msg = f"{message}. The file is damaged or does not fit the schema. Move it away, or correct the schema."
         return DecodeError(msg)
     unlike = _UNLIKE_SCHEMA.search(described)
     if unlike is not None:
         reason = " ".join(unlike[1].split())
-        return DecodeError(f"{message}: {reason}; the file is not what the schema says: move it away, or correct it")
+        return DecodeError(
+            f"{message}: {reason}. The file does not fit the schema. Move it away, or correct the schema."
+        )
     return None

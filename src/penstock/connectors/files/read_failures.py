@@ -37,9 +37,9 @@ def explain(exception: BaseException) -> ConnectorError | None:
         return None
     if any(_DAMAGED.search(each) for each in causes):
         msg = (
-            f"file {path!r} is damaged or was not written to its end ({cause}): move it away, or replace it by a whole "
-            "one, then start the job again. Files must arrive whole: write them under a name that begins with '_' or "
-            "'.' or ends with '.tmp', then rename"
+            f"File {path!r} is damaged or was not written to its end ({cause}). To go on, move it away, or replace "
+            "it by a whole one, and start the job again. Files must arrive whole: write them under a name that begins "
+            "with '_' or '.' or ends with '.tmp', then rename."
         )
         return DecodeError(msg)
     return file_unreadable(path, cause)

@@ -18,6 +18,7 @@ from penstock.errors import (
     SinkIdentityConflict,
     StateDirectoryRefused,
     StorageFailed,
+    no_column,
 )
 from penstock.formats import text
 from penstock.handles import Committable, FileRef, Guarantee
@@ -25,7 +26,7 @@ from penstock.handles import Committable, FileRef, Guarantee
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
     from penstock.connectors.staging import StagedBatch
     from penstock.handles import CheckpointId, Json
@@ -103,7 +104,7 @@ class FilesWriter(StagingWriter):
             final = f"{name}-{number:02d}.{ending}"
             moves[ref.path] = "/".join(part for part in (self._sink.target, partition, final) if part)
         if len(set(moves.values())) != len(refs):
-            msg = f"two files of checkpoint {checkpoint} would have one name: {moves}"
+            msg = f"Two files of checkpoint {checkpoint} would have one name: {moves}"
             raise InternalError(msg, uid=context.uid)
         return Committable(
             uid=context.uid,
@@ -144,17 +145,17 @@ def refuse_another_log(target: str, log_id: str | None, uid: str) -> None:
     try:
         logs = sorted(os.listdir(top)) if os.path.isdir(top) else []
     except OSError as error:
-        msg = f"{top} cannot be looked at: {error.strerror}"
+        msg = f"Folder {top} cannot be listed ({error.strerror}). Give this user the right to read it, or mount it."
         raise StorageFailed(msg, uid=uid) from error
     staged = [log for log in logs if os.path.isdir(os.path.join(top, log, uid))]
     if staged and log_id not in staged:
         folder = os.path.join(top, staged[0], uid)
         own = "a new one begins here" if log_id is None else f"this one is {log_id}"
         msg = (
-            f"{target} holds output of a sink '{uid}' that another log remembers ({staged[0]}; {own}): the state "
-            "directory was lost or changed, or another job writes here too. What it published would be published "
-            "again. Give the job its old state directory, or the sink another path or uid; to begin anew beside what "
-            f"is there, and only if no other job writes here, delete {folder}"
+            f"{target} holds output of a sink '{uid}' of another log ({staged[0]}; {own}). The state directory was "
+            "lost or changed, or another job writes here too. What is published there would be published again. Give "
+            "the job its old state directory, or the sink another path or uid. To publish beside what is there, and "
+            f"only if no other job writes here, delete {folder}"
         )
         raise SinkIdentityConflict(msg, uid=uid)
 
@@ -175,7 +176,7 @@ def require_writable(folder: str, uid: str) -> None:
     else:
         return
     reason = f"{top}: {os.strerror(number)}"
-    msg = f"output cannot be staged in {folder} ({reason}): {REMEDIES[number]}, then start the job again"
+    msg = f"Output cannot be staged in {folder} ({reason}). {REMEDIES[number]}, then start the job again."
     raise StateDirectoryRefused(msg, uid=uid)
 
 
@@ -239,18 +240,24 @@ class Sink:
     def __post_init__(self) -> None:
         local = os.fspath(self.path).removeprefix("file://")
         if "://" in local:
-            msg = f"path {self.path!r}: output is published by rename, which needs a local or mounted file system"
+            msg = (
+                f"Path {self.path!r} is not on a local or mounted file system. Output is published by rename: mount it."
+            )
             raise GraphError(msg)
         object.__setattr__(self, "path", os.path.abspath(local))
         if isinstance(self.partition_by, str):
             object.__setattr__(self, "partition_by", (self.partition_by,))
         object.__setattr__(self, "partition_by", tuple(self.partition_by))
         if self.format not in FORMATS:
-            msg = f"format {self.format!r} is not one of {', '.join(FORMATS)}"
+            msg = f"Format {self.format!r} is not one of {', '.join(FORMATS)}. Give one of these."
             raise GraphError(msg)
-        if self.files_per_checkpoint < 1 or self.target_file_bytes < 1:
-            msg = "files_per_checkpoint and target_file_bytes must be at least 1"
-            raise GraphError(msg)
+        for name, number in (
+            ("files_per_checkpoint", self.files_per_checkpoint),
+            ("target_file_bytes", self.target_file_bytes),
+        ):
+            if number < 1:
+                msg = f"{name} is {number}. Give at least 1, or leave it out."
+                raise GraphError(msg)
         for name in self.options:
             if "." not in name:
                 text.check_effect(name, _EFFECTIVE[self.format], f"{self.format} is written")
@@ -284,17 +291,18 @@ class Sink:
         staging.check_names(schema)
         missing = [name for name in self.partition_by if name not in schema.fieldNames()]
         if missing:
-            msg = f"partition_by names {', '.join(missing)}; the columns are {', '.join(schema.fieldNames())}"
+            msg = f"partition_by: {no_column(missing[0], schema.fieldNames())}"
             raise GraphError(msg)
         content = [f for f in schema.fields if f.name not in self.partition_by]
         if not content:
-            msg = "every column is in partition_by: nothing is left to write into files"
+            msg = "Every column is in partition_by, so nothing is left to write into files. Leave one out."
             raise GraphError(msg)
         for column in schema.fields:
             _check_column(column, self.format, partition=column.name in self.partition_by)
         if self.format == "text" and [f.dataType.typeName() for f in content] != ["string"]:
             msg = (
-                f"format 'text' writes one STRING column, there are {schema.simpleString()}: select one, or use 'json'"
+                f"Format 'text' writes one STRING column, but the columns are {_columns(content)}. Select one, or "
+                "write format='json'."
             )
             raise GraphError(msg)
 
@@ -325,16 +333,21 @@ class Sink:
         return f"files {self.path} ({self.format})"
 
 
+def _columns(fields: Sequence[StructField]) -> str:
+    """Columns with their types, for people: ``id LONG, user STRING``."""
+    return ", ".join(f"{field.name} {field.dataType.simpleString().upper()}" for field in fields)
+
+
 def _check_column(column: Any, form: str, *, partition: bool) -> None:
     kind = column.dataType.typeName()
     flat = kind not in ("array", "map", "struct", "variant", "binary")
     staging.check_column(column)
     if partition and column.name.startswith("."):
-        msg = f"column {column.name!r} would name hidden folders, which readers skip: rename it"
+        msg = f"Column {column.name!r} would name hidden folders, which readers skip. Rename it."
         raise GraphError(msg)
     if partition and not flat:
-        msg = f"column {column.name!r} is {kind}, which cannot name a folder: partition by a simple value"
+        msg = f"Column {column.name!r} is {kind}, which cannot name a folder. Partition by a simple value."
         raise GraphError(msg)
     if form == "csv" and not flat:
-        msg = f"column {column.name!r} is {kind}, which csv cannot hold: use to_json(...) on it, or format='json'"
+        msg = f"Column {column.name!r} is {kind}, which csv cannot hold. Use to_json(...) on it, or format='json'."
         raise GraphError(msg)

@@ -1,333 +1,46 @@
-"""``ps.files.Source``: a watched directory, each file read once; its reader."""
+"""``ps.files.Source``: a watched directory, each file read once."""
 
 from __future__ import annotations
 
-import errno
-import logging
+import json
 import os
 from dataclasses import dataclass, fields, replace
-from fnmatch import fnmatchcase
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any
 
-from penstock.clock import MonotonicTime
+from penstock.clock import parse_duration
+from penstock.connectors.files.arguments import archive_of, check_content, check_encoding, check_multi_line, taken
+from penstock.connectors.files.directory import inode, require_directory, scan, signature
 from penstock.connectors.files.listing import (
-    COMPRESSED,
     KIND,
-    FileLimits,
     FileSignature,
-    FileSlice,
     FilesPosition,
-    PlannedFiles,
     all_gone,
     backlog,
     decode,
-    encode,
-    file_changed,
-    file_unreadable,
     folder_replaced,
     has_lost_all,
-    is_finished,
+    only_whole,
     ordered,
-    plan_next,
     reconcile,
     unread_files,
 )
-from penstock.connectors.files.ranges import FileFormat, check_parquet_schema, frame_of, parquet_schema
-from penstock.errors import GraphError, SourceUnavailable
+from penstock.connectors.files.partitions import with_columns
+from penstock.connectors.files.ranges import FileFormat, check_parquet_schema, parquet_schema
+from penstock.connectors.files.reader import WALL, FilesReader
+from penstock.connectors.files.removal import Removal, found_at_start, has_lost_record, record_lost
+from penstock.errors import GraphError
 from penstock.formats import text
 from penstock.handles import Guarantee
-from penstock.interfaces.source import Backlog, CaughtUp, Ended, NoData, PlannedBatch, Until
+from penstock.interfaces.source import Backlog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from penstock.clock import WallTime
-    from penstock.handles import CheckpointId, Position
-    from penstock.interfaces.source import PollResult, ReadLimit, SourceContext
-
-
-log = logging.getLogger("penstock")
-
-
-# ---- the directory ---------------------------------------------------------------------------------------------------
-
-_SAMPLE_BYTES: Final = 64 * 1024
-
-
-def scan(root: str, *, pattern: str, recursive: bool) -> dict[str, FileSignature]:
-    """Every finished file below ``root`` whose name matches, by its path relative to ``root``.
-
-    Links to files are followed, links to folders are not. A file that disappears meanwhile is not listed.
-
-    Raises:
-        SourceUnavailable: ``root`` is missing, is no folder, or cannot be read.
-    """
-    found: dict[str, FileSignature] = {}
-    try:
-        _collect(root, "", pattern, recursive, found)
-    except OSError as error:
-        raise _unlisted(root, error) from error
-    return found
-
-
-def _unlisted(root: str, error: OSError) -> SourceUnavailable:
-    if isinstance(error, PermissionError):
-        return file_unreadable(str(error.filename or root), error.strerror)
-    msg = f"directory {root!r} cannot be listed ({error.strerror or error}): mount it, create it or correct the path"
-    return SourceUnavailable(msg)
-
-
-def require_directory(root: str, uid: str | None = None) -> None:
-    """Refuse a fresh start without the directory: a restart would not bring it, and its path may be wrong.
-
-    Raises:
-        GraphError: ``root`` is missing, or is no directory.
-    """
-    if os.path.isdir(root):
-        return
-    what = "is a file, not a directory" if os.path.exists(root) else "does not exist"
-    remedy = f"create it, mount it or correct the path (a relative one begins in {os.getcwd()})"
-    msg = f"directory {root!r} {what}: {remedy}"
-    raise GraphError(msg, uid=uid)
-
-
-def _collect(root: str, below: str, pattern: str, recursive: bool, found: dict[str, FileSignature]) -> None:
-    for entry, name in _entries(root, below):
-        try:
-            if entry.is_dir(follow_symlinks=False):
-                if recursive:
-                    _collect(root, name, pattern, recursive, found)
-            elif entry.is_file() and fnmatchcase(entry.name, pattern):
-                status = entry.stat()
-                found[name] = FileSignature(status.st_size, status.st_mtime_ns)
-        except FileNotFoundError:
-            continue
-
-
-def _entries(root: str, below: str) -> Iterator[tuple[os.DirEntry[str], str]]:
-    with os.scandir(os.path.join(root, below) if below else root) as entries:
-        for entry in entries:
-            if is_finished(entry.name):
-                yield entry, f"{below}/{entry.name}" if below else entry.name
-
-
-def _inode(root: str) -> int:
-    """The inode of ``root``: a hint whether it is the directory of before. Numbers of devices change with mounts.
-
-    Raises:
-        SourceUnavailable: ``root`` is gone.
-    """
-    try:
-        return os.stat(root).st_ino
-    except OSError as error:
-        raise _unlisted(root, error) from error
-
-
-def signature(path: str) -> FileSignature | None:
-    """The file's signature now, or ``None`` if it is gone.
-
-    Raises:
-        SourceUnavailable: the file exists, but its folder may not be read.
-    """
-    try:
-        status = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise file_unreadable(path, error.strerror) from error
-    return FileSignature(status.st_size, status.st_mtime_ns)
-
-
-def require_unchanged(root: str, slices: Sequence[FileSlice], when: str) -> None:
-    """Check that files still have the signatures of their slices.
-
-    Raises:
-        SourceChanged: a file has changed or is gone.
-        SourceUnavailable: a file cannot be looked at.
-    """
-    for part in slices:
-        now = signature(os.path.join(root, part.name))
-        if now != part.signature:
-            raise file_changed(part.name, part.signature, now, when)
-
-
-def require_readable(root: str, slices: Sequence[FileSlice]) -> None:
-    """Check that files may be read: Spark says of those that may not that they do not exist.
-
-    Raises:
-        SourceUnavailable: this user may not read a file.
-    """
-    for part in slices:
-        path = os.path.join(root, part.name)
-        if not os.access(path, os.R_OK) and signature(path) is not None:
-            raise file_unreadable(path, os.strerror(errno.EACCES))
-
-
-def bytes_per_row(path: str, format: str) -> float | None:
-    """Estimated bytes per row, by the file's footer or its first 64 KiB; ``None`` if unknown."""
-    try:
-        if format == "parquet":
-            import pyarrow.parquet as pq
-
-            footer: Any = pq.read_metadata(path)
-            return os.path.getsize(path) / footer.num_rows if footer.num_rows else None
-        if path.endswith(COMPRESSED):
-            return None
-        with open(path, "rb") as file:
-            sample = file.read(_SAMPLE_BYTES)
-    except Exception:
-        return None
-    lines = sample.count(b"\n")
-    return len(sample) / lines if lines else float(len(sample)) or None
-
-
-# ---- the reader ------------------------------------------------------------------------------------------------------
-
-_SPARK_LISTS: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
-"""Spark's setting: the most paths that it lists without running a job."""
-_PAUSE_PER_FILE: Final = 20
-"""Microseconds of pause for each listed file: listing it takes a few, and should not be most of the reader's work."""
-
-
-class FilesReader:
-    """Reads a directory from a position on. Made by ``Source.open``."""
-
-    def __init__(self, source: Source, context: SourceContext, position: FilesPosition) -> None:
-        self._source = source
-        self._spark = context.spark
-        self._schema = source.schema(context.spark)
-        self._has_end = source.bounded or context.until is Until.CAUGHT_UP
-        self._interval = self._pause = source.poll_interval_ms * 1000
-        self._rescan_at: MonotonicTime | None = None
-        self._wake_at: MonotonicTime | None = None
-        self._to_verify: dict[str, FileSlice] = {}
-        self._resume(position, context.uid)
-
-    def _resume(self, position: FilesPosition, uid: str) -> None:
-        if not self._source.bounded:  # the position may be that of an earlier, bounded run
-            position = replace(position, remaining=None)
-        look = self._source.look(position)
-        for warning in look.warnings:  # while it runs none is logged: a feed may empty its folder
-            log.warning("source %s: %s", uid, warning)
-        self._position = look.position
-        if self._source.bounded and self._position.remaining is None:
-            self._position = replace(self._position, remaining=dict(unread_files(look.files, self._position)))
-        remaining = look.files if self._position.remaining is None else self._position.remaining
-        self._unread = unread_files(remaining, self._position)
-
-    def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:  # noqa: ARG002 - files have times of their own
-        """The next files, or the next cut of a big one."""
-        if not self._has_end:
-            if self._wake_at is not None and now < self._wake_at:
-                return NoData(wake_at=self._wake_at)
-            if not self._unread or self._rescan_at is None or now >= self._rescan_at:
-                self._rescan(now)
-        planned = self._plan(limits)
-        if not self._source.bounded and self._has_changed(planned):
-            self._rescan(now)  # a file that was listed but not yet planned may change or disappear
-            planned = self._plan(limits)
-        if planned.slices:
-            return self._take(planned)
-        if self._has_end:
-            return Ended() if self._source.bounded else CaughtUp()
-        self._wake_at = MonotonicTime(now + self._pause)
-        return NoData(wake_at=self._wake_at)
-
-    def _rescan(self, now: MonotonicTime) -> None:
-        look = self._source.look(self._position)
-        listing, self._position = look.files, look.position
-        if self._has_end:  # no new files; one that changed before it was planned is read as it is now
-            listing = {name: listing[name] for name, _ in self._unread if name in listing}
-        self._unread = unread_files(listing, self._position)
-        self._pause = max(self._interval, _PAUSE_PER_FILE * len(listing))
-        self._rescan_at = MonotonicTime(now + self._pause)
-        self._wake_at = None
-
-    def _plan(self, limits: ReadLimit) -> PlannedFiles:
-        source, most = self._source, limits.bytes
-        if limits.rows is not None and (next_file := self._next_file()) is not None:
-            row_bytes = bytes_per_row(os.path.join(source.path, next_file), source.content.format)
-            if row_bytes is not None:
-                estimate = int(limits.rows * row_bytes)
-                most = estimate if most is None else min(estimate, most)
-        spark_lists = int(self._spark.conf.get(_SPARK_LISTS, "32") or 32)
-        files = min(source.max_files_per_batch or spark_lists, spark_lists)
-        file_limits = FileLimits(files=files, bytes=most, split_bytes=source.split_bytes, can_cut=self._can_cut)
-        return plan_next(self._position, self._unread, file_limits)
-
-    def _next_file(self) -> str | None:
-        if self._position.partial is not None:
-            return self._position.partial.name
-        return self._unread[0][0] if self._unread else None
-
-    def _can_cut(self, name: str) -> bool:
-        return self._source.content.format == "parquet" or not name.endswith(COMPRESSED)
-
-    def _has_changed(self, planned: PlannedFiles) -> bool:
-        """Whether a planned file is not as it was listed. The partly read one is checked later, as an error."""
-        if self._position.partial is not None:
-            return False
-        return any(signature(os.path.join(self._source.path, part.name)) != part.signature for part in planned.slices)
-
-    def _take(self, planned: PlannedFiles) -> PlannedBatch:
-        slices = planned.slices
-        self._position = planned.position
-        taken = {part.name for part in slices}
-        self._unread = [item for item in self._unread if item[0] not in taken]
-        self._to_verify.update({part.name: part for part in slices})
-        return PlannedBatch(
-            plan=slices,
-            bytes=sum(part.end - part.start for part in slices),
-            verify=partial(self._require_unchanged, slices),
-            takes_all=self._next_file() is None,
-        )
-
-    def _require_unchanged(self, slices: Sequence[FileSlice]) -> None:
-        when = "was listed at the first start" if self._source.bounded else "was planned"
-        require_unchanged(self._source.path, slices, when)
-
-    def frame(self, plan: object) -> DataFrame:
-        """A lazy frame of the plan's rows.
-
-        Raises:
-            SourceChanged: a file has changed since it was planned.
-            SourceUnavailable: a file may not be read.
-        """
-        slices = cast("Sequence[FileSlice]", plan)
-        self._require_unchanged(slices)
-        require_readable(self._source.path, slices)
-        try:
-            frame = frame_of(self._spark, self._source.path, slices, self._source.content, self._schema)
-        finally:
-            # Spark has looked at the files in between: this check proves that it saw what was planned.
-            self._require_unchanged(slices)
-        return frame
-
-    def position(self) -> Position:
-        """The position after the last plan.
-
-        Raises:
-            SourceChanged: a file planned since the last call exists, but has changed.
-        """
-        root, slices = self._source.path, self._to_verify.values()
-        self._require_unchanged([part for part in slices if signature(os.path.join(root, part.name)) is not None])
-        self._to_verify.clear()
-        return encode(self._position)
-
-    def committed(self, checkpoint: CheckpointId, position: Position) -> None:
-        """Do nothing: positions are in checkpoints only."""
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
-
-
-# ---- the source ------------------------------------------------------------------------------------------------------
-
-FORMATS: Final = ("csv", "json", "parquet", "text")
+    from penstock.handles import Position
+    from penstock.interfaces.source import SourceContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +71,7 @@ class Source:
     A fully read file may be moved away or deleted **once a checkpoint that has read it is complete**; earlier, a
     restart could not read it again and its rows would be missing silently. Its entry in the position is then
     forgotten: a file that comes back under that name is a new file and is read. A directory from which nothing is
-    removed makes every checkpoint name all of its files.
+    removed makes every checkpoint name all of its files; ``after_read`` removes them at the right time.
 
     Never are all files of a folder forgotten at once, since a folder that is not mounted looks like an empty one. If
     a folder has none of its files any more, the position keeps their names, sizes and times until files that came
@@ -370,10 +83,11 @@ class Source:
     read: it waits until one of them is back, unless ``may_be_emptied`` is set. A start on the same directory without
     any of them logs a warning and reads on. ``penstock plan`` says both.
 
-    Text, JSON and CSV are lines of UTF-8, ended by LF or CR LF. Blank lines of JSON and CSV are skipped;
-    records of several lines are not supported. A malformed line, or one with a field of the wrong type, fails the job
-    with ``DecodeError``; to keep such lines, read ``format="text"`` and use
-    ``stream.parse_json("value", schema, on_error="split")``.
+    Text, JSON and CSV are lines of UTF-8, or of the ``encoding`` in ``options``, ended by LF or CR LF. Blank lines of
+    JSON and CSV are skipped. With ``multiLine`` in ``options``, quoted values of CSV may have line breaks; a record of
+    JSON is always one line. A malformed record, or one with a field of the wrong type, fails the job with
+    ``DecodeError``; to keep such lines, read ``format="text"`` and use
+    ``stream.parse_json("value", schema, on_error="split")``, or ``stream.parse_csv``.
 
     Args:
         path: the directory, on a local disk or one that all executors have mounted.
@@ -386,14 +100,23 @@ class Source:
         bounded: end after the files that are there at the first start; the watermark then goes to the end of time.
         max_files_per_batch: most files of a batch; never more than Spark lists without a job of its own
             (``spark.sql.sources.parallelPartitionDiscovery.threshold``, 32 unless set).
-        split_bytes: larger files are read in cuts of that size, except compressed ones.
+        split_bytes: larger files are read in cuts of that size, except those that can only be read whole.
         poll_interval_ms: how long to wait between listings, in milliseconds; longer in a directory of more than
             10,000 files for each 200 ms.
         may_be_emptied: whether all files that were read may be gone, and the directory be another one (such as a
             link to a new one each day). The job then reads on, instead of waiting until the directory is mounted.
         options: of Spark's decoder (``timestampFormat``, ``sep``, …), those that have an effect here. For CSV
-            ``header`` too: true if the first line of each file is a header, which is skipped.
+            ``header`` too: true if the first line of each file is a header, which is skipped; ``"names"`` if it says
+            which column is where: a declared column that a file lacks is ``NULL``, others are left out. And
+            ``encoding`` (as ``"cp1252"``), and for CSV ``multiLine``: such files are read whole, never in cuts.
         with_file: of text, add the column ``_file STRING``: the path of the file that the line is in.
+        min_age: how long a file must not have been modified before it is read, as in ``"10 seconds"``: for writers that
+            do not rename. A younger file is not there yet, for a ``bounded`` source too.
+        after_read: ``"archive"`` or ``"delete"``: what becomes of a file once a complete checkpoint holds it. See
+            ``docs/sources-files.md`` for rewinds. Without it files stay.
+        archive: where archived files go, on the same file system; ``<path>/_archive`` by default.
+        partition_columns: columns that folders ``key=value`` below the directory name, as DDL or a ``StructType``. They
+            come after those of the files. A file without such a folder fails the job. Needs ``recursive``.
 
     Raises:
         GraphError: an argument is impossible.
@@ -415,6 +138,10 @@ class Source:
     end: FilesPosition | None
     with_file: bool
     may_be_emptied: bool
+    min_age: int
+    after_read: str | None
+    archive: str
+    partition_columns: str | StructType | None
 
     def __init__(  # noqa: PLR0913 - the arguments of a files source
         self,
@@ -431,22 +158,38 @@ class Source:
         options: Mapping[str, object] | None = None,
         with_file: bool = False,
         may_be_emptied: bool = False,
+        min_age: str | None = None,
+        after_read: str | None = None,
+        archive: str | os.PathLike[str] | None = None,
+        partition_columns: str | StructType | None = None,
     ) -> None:
         path = os.fspath(path)
         decoder_options = dict(options or {})
-        header = str(decoder_options.pop("header", False)).lower() == "true"
-        _check(path, format, schema, header=header)
+        header = taken(decoder_options, "header", "false").lower()
+        multi_line, encoding = (taken(decoder_options, name, "") for name in ("multiLine", "encoding"))
+        check_content(path, format, schema, header=header)
+        has_lines = check_multi_line(multi_line or "false", format)
         if with_file and format != "text":
-            msg = f"with_file is for text, not for {format!r}: only lines that are yet to be decoded have a file"
+            msg = f"with_file has no effect for format {format!r}, only for 'text'. Leave it out, or read text."
+            raise GraphError(msg)
+        if partition_columns is not None and not recursive:
+            msg = "partition_columns are in the names of folders below, which are not read. Add recursive=True."
             raise GraphError(msg)
         for name, number in (("max_files_per_batch", max_files_per_batch), ("split_bytes", split_bytes)):
             if number is not None and number < 1:
-                msg = f"{name} must be at least 1, got {number}"
+                msg = f"{name} is {number}. Give at least 1."
                 raise GraphError(msg)
+        root = os.path.abspath(path.removeprefix("file://"))
         values: dict[str, object] = {
-            "path": os.path.abspath(path.removeprefix("file://")),
+            "path": root,
             "content": FileFormat(
-                format=format, options=text.check_options(decoder_options, format), header=header, with_file=with_file
+                format=format,
+                options=text.check_options(decoder_options, format),
+                header=header != "false",
+                by_name=header == "names",
+                multi_line=has_lines,
+                encoding=check_encoding(encoding, format, multi_line=has_lines) if encoding else None,
+                with_file=with_file,
             ),
             "declared": schema,
             "taken": None,
@@ -459,6 +202,10 @@ class Source:
             "end": None,
             "with_file": with_file,
             "may_be_emptied": may_be_emptied,
+            "min_age": 0 if min_age is None else parse_duration("min_age", min_age),
+            "after_read": after_read,
+            "archive": archive_of(root, after_read, archive),
+            "partition_columns": partition_columns,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -474,11 +221,27 @@ class Source:
         return KIND
 
     def schema(self, spark: SparkSession) -> StructType:
+        """The columns of the files, and then those of their folders.
+
+        Raises:
+            GraphError: a declared column cannot be in Parquet files, a name appears twice, or there is no first file.
+        """
+        return with_columns(self.data_schema(spark), self.partition_schema(spark))
+
+    def partition_schema(self, spark: SparkSession) -> StructType | None:
+        """The columns that folders name, if there are any.
+
+        Raises:
+            GraphError: they are no list of columns.
+        """
+        columns = self.partition_columns
+        return None if columns is None else text.struct_type(spark, columns)
+
+    def data_schema(self, spark: SparkSession) -> StructType:
         """The declared columns; of Parquet without a schema, those of the first file.
 
         Raises:
-            GraphError: a declared column cannot be in Parquet files.
-            SourceUnavailable: there is no first file yet.
+            GraphError: a declared column cannot be in Parquet files; or the directory, or a file in it, is missing.
         """
         if self.content.format == "text":
             return text.struct_type(spark, "value STRING, _file STRING" if self.with_file else "value STRING")
@@ -489,11 +252,11 @@ class Source:
             return declared
         if self.taken is not None:
             return self.taken
+        require_directory(self.path)
         files = ordered(self._scan())
         if not files:
-            remedy = "give schema=, put a file there first, or mount the directory"
-            msg = f"{self.describe()} has no file to take the columns from: {remedy}"
-            raise SourceUnavailable(msg)
+            msg = f"{self.describe()} has no file to take the columns from. Give schema=, or put a file there first."
+            raise GraphError(msg)
         return text.struct_type(spark, parquet_schema(spark, os.path.join(self.path, files[0][0])))
 
     @property
@@ -505,15 +268,15 @@ class Source:
         """The same source; if no columns are declared, with those that the position records, or else the first file's.
 
         Raises:
+            GraphError: no columns are recorded, and there is no first file.
             StateIncompatible: the position cannot be read.
-            SourceUnavailable: there is no first file yet.
         """
         from pyspark.sql.types import StructType
 
         if not self.takes_columns or self.taken is not None:
             return self
         recorded: Any = decode(resume).columns if resume is not None and resume.kind == KIND else None
-        return self._with("taken", self.schema(spark) if recorded is None else StructType.fromJson(recorded))
+        return self._with(taken=self.data_schema(spark) if recorded is None else StructType.fromJson(recorded))
 
     def open(self, context: SourceContext, resume: Position | None) -> FilesReader:
         """A reader that goes on after ``resume``.
@@ -529,7 +292,20 @@ class Source:
         position = FilesPosition() if resume is None else decode(resume)
         source = self.with_fixed_columns(context.spark, resume)
         columns: Any = None if source.taken is None else source.taken.jsonValue()
-        return FilesReader(source, context, replace(position, columns=columns))
+        if self.after_read is None:
+            position = found_at_start(self.removal, None if resume is None else position).position
+        return FilesReader(source, context, replace(position, columns=columns), is_fresh=resume is None)
+
+    def check_rows(self, position: Position) -> None:
+        """Check, before a start changes anything, that no file was removed or changed too early.
+
+        Raises:
+            GraphError: the archive cannot be used.
+            SourceChanged: such files were removed, and cannot be put back; or a file that was read has changed.
+            SourceUnavailable: the directory is missing, or is another one without the files that were read.
+        """
+        if position.kind == KIND:
+            self.look(found_at_start(self.removal, decode(position)).position)
 
     def backlog(self, resume: Position | None) -> Backlog:
         """The unread files, and their bytes.
@@ -542,27 +318,68 @@ class Source:
         """
         if resume is None:
             require_directory(self.path)
-        position = FilesPosition() if resume is None else decode(resume)
+        removed = found_at_start(self.removal, None if resume is None else decode(resume))
+        position = removed.position
         look = self.look(position if self.bounded else replace(position, remaining=None))
-        files, size = backlog(look.files, look.position, bounded=self.bounded)
-        return Backlog(files=files, bytes=size, warnings=look.warnings)
+        files, size = backlog(look.files, look.position, bounded=self.bounded, newest_ns=self._newest_ns)
+        again = [*removed.back.values()]
+        return Backlog(
+            files=files + len(again),
+            bytes=size + sum(each.size for each in again),
+            warnings=(*removed.warnings, *look.warnings),
+        )
 
     def look(self, position: FilesPosition) -> Look:
         """The directory as it is now, and the position after it was listed.
 
         Raises:
+            GraphError: a file is partly read that can only be read wholly.
             SourceUnavailable: the directory is missing, or is another one without the files that were read.
             SourceChanged: a file that was read, or partly read, has changed.
         """
+        partial = position.partial
+        if partial is not None and not self.content.can_cut(partial.name):
+            raise only_whole(partial.name)
         files = self.listing()
-        folder = _inode(self.path)
+        folder = inode(self.path)
         warnings = []
+        self.require_record(position, folder)
         if not self.may_be_emptied and has_lost_all(files, position):
-            if position.folder not in (None, folder):
+            if position.folder not in (None, folder) and not self._has_record_of(position):
                 raise folder_replaced(self.path, position)
-            warnings.append(f"{all_gone(self.path, position)}; those that come back unchanged are not read again")
+            warnings.append(f"{all_gone(self.path, position)}. Those that come back unchanged are not read again.")
         after = reconcile(files, position, lambda name: signature(os.path.join(self.path, name)) is not None)
         return Look(files=files, position=replace(after, folder=folder), warnings=tuple(warnings))
+
+    def require_record(self, position: FilesPosition, folder: int) -> None:
+        """Check that a directory from which this source removed files is still the same one.
+
+        Raises:
+            SourceUnavailable: it is another one, without the record of these files.
+        """
+        is_other = not self.may_be_emptied and position.folder not in (None, folder)
+        if is_other and has_lost_record(self.removal, position):
+            raise record_lost(self.removal)
+
+    def _has_record_of(self, position: FilesPosition) -> bool:
+        """Whether the directory has the record of files that this source removed from it: then it is mounted."""
+        record = self.removal.record() if position.lineage is not None else None
+        return record is not None and record.lineage == position.lineage
+
+    @property
+    def removal(self) -> Removal:
+        """What becomes of files that were read."""
+        key = json.dumps([self.pattern, self.recursive])
+        return Removal(root=self.path, way=self.after_read, archive=self.archive, key=key)
+
+    @property
+    def _newest_ns(self) -> int | None:
+        """Files that were modified later may still be written; ``None`` is no limit."""
+        return (WALL.wall() - self.min_age) * 1_000 if self.min_age else None
+
+    def unread(self, files: Mapping[str, FileSignature], position: FilesPosition) -> list[tuple[str, FileSignature]]:
+        """The files that are to be read, in order: they are old enough."""
+        return unread_files(files, position, newest_ns=self._newest_ns)
 
     def listing(self) -> dict[str, FileSignature]:
         """The files that exist now; of a replayed source only those that are to be replayed."""
@@ -578,35 +395,14 @@ class Source:
         Raises:
             StateIncompatible: the position is not one of a files source.
         """
-        return self._with("end", None if end is None else decode(end))
+        return self._with(end=None if end is None else decode(end), after_read=None)
 
-    def _with(self, name: str, value: object) -> Source:
+    def _with(self, **values: object) -> Source:
         other = object.__new__(Source)
         for field in fields(self):
-            object.__setattr__(other, field.name, getattr(self, field.name))
-        object.__setattr__(other, name, value)
+            object.__setattr__(other, field.name, values.get(field.name, getattr(self, field.name)))
         return other
 
     def describe(self) -> str:
         """The resolved path, pattern and format, for people."""
         return f"files {os.path.join(self.path, self.pattern)} ({self.content.format})"
-
-
-def _check(path: str, format: str, schema: str | StructType | None, *, header: bool) -> None:
-    if "://" in path.removeprefix("file://"):
-        msg = (
-            f"path {path!r}: only directories of a local or mounted file system can be watched; mount it, or copy files"
-        )
-        raise GraphError(msg)
-    if format not in FORMATS:
-        msg = f"format {format!r} is not one of {', '.join(FORMATS)}"
-        raise GraphError(msg)
-    if format in ("csv", "json") and schema is None:
-        msg = f"format {format!r} needs schema=, such as schema='id LONG, user STRING'"
-        raise GraphError(msg)
-    if format == "text" and schema is not None:
-        msg = "format 'text' has one column, value STRING: leave schema= out, and parse the value in the pipeline"
-        raise GraphError(msg)
-    if header and format != "csv":
-        msg = f"option 'header' is for csv, not for {format!r}"
-        raise GraphError(msg)

@@ -362,7 +362,7 @@ def to_error(name: str, message: str, *, servers: str, what: str) -> ConnectorEr
     for names, error_class, meaning in _MEANINGS:
         if name in names:
             return error_class(f"Kafka at {servers}, {what}: {meaning.format(cause=f'{name}: {message}')}")
-    reach = "See that a broker runs there and can be reached."
+    reach = "Check that a broker runs there and can be reached."
     return SourceUnavailable(f"Kafka at {servers}, {what}: Not reached ({name}: {message}). {reach}")
 
 
@@ -375,7 +375,7 @@ def fetch_error(details: Mapping[str, Any]) -> ConnectorError:
     code, cause = str(details.get("code")), str(details.get("cause"))
     error = to_error(code, cause, servers=str(details.get("servers")), what=what)
     if isinstance(error, SourceChanged) and details.get("skips_lost"):
-        return SourceUnavailable(f"{error} A restart goes on behind it, as on_lost_offsets='continue' says.")
+        return SourceUnavailable(f"{error} A restart goes on after it, as on_lost_offsets='continue' says.")
     return error
 
 
@@ -391,8 +391,8 @@ log: Final = logging.getLogger("penstock.kafka")
 """Gets every error at level DEBUG: a client whose broker is away repeats it twenty times a second."""
 _MAX_QUEUED: Final = 50
 """Number of errors that are kept until they are taken, and of log lines that are remembered."""
-_ALSO_ERRORS: Final = frozenset({"FAIL", "ERROR"})
-"""Facilities of log lines that the client also reports as errors."""
+_ALSO_ERRORS: Final = frozenset({"FAIL", "ERROR", "GETPID"})
+"""Facilities of log lines that the client also reports as errors, or that it deals with by itself."""
 
 
 class ClientLog:

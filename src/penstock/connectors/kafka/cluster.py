@@ -35,6 +35,22 @@ def require_client() -> None:
         raise SettingsError(msg) from error
 
 
+def new_client(client: Any, options: Mapping[str, Any], log: ClientLog, *, of: str) -> Any:
+    """A client of confluent-kafka's; ``of`` says whose options they are, for people.
+
+    Raises:
+        ConnectorError: a secret is not there, or an option is not one of librdkafka's.
+    """
+    from confluent_kafka import KafkaException
+
+    try:
+        return client(resolve(options), logger=log)
+    except KafkaException as raised:
+        why = f"The client refuses an option ({raised.args[0].str()}). Correct options= of the {of}."
+        msg = f"Kafka at {options['bootstrap.servers']}: {why}"
+        raise ConnectorError(msg) from None
+
+
 class KafkaConsumer:
     """A consumer that fetches in threads of the client library."""
 
@@ -92,15 +108,7 @@ class KafkaCluster:
         self._closed = False
 
     def _new_client(self, client: Any, options: Mapping[str, Any], on_error: Callable[[Any], None]) -> Any:
-        from confluent_kafka import KafkaException
-
-        try:
-            return client({**resolve(options), "error_cb": on_error}, logger=self._log)
-        except KafkaException as raised:
-            error = raised.args[0]
-            why = f"The client refuses an option ({error.str()}). Correct options= of the source."
-            msg = f"Kafka at {self._connection.servers}: {why}"
-            raise ConnectorError(msg) from None
+        return new_client(client, {**options, "error_cb": on_error}, self._log, of="source")
 
     # ---- requests, each a chain of steps for ChainedFuture -----------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The configuration of a Kafka source: KafkaConfig, and the checks of the arguments that users give."""
+"""The configuration of a Kafka source, and the checks of the arguments that users give to sources and sinks."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def parse_servers(servers: object) -> str:
     """
     names = servers.split(",") if isinstance(servers, str) else servers
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        msg = f"A {type(servers).__name__} names no servers. Write servers='host:9092', or a list of such."
+        msg = f"servers={servers!r} is not text. Write servers='host:9092', or a list of such texts."
         raise GraphError(msg)
     names = [name.strip() for name in names if name.strip()]
     if any("@" in name for name in names):  # not shown: there may be a password before the sign
@@ -199,6 +199,35 @@ def parse_servers(servers: object) -> str:
         msg = f"servers={servers!r} has no host, or one without a port. Write 'kafka-1:9092,kafka-2:9092'."
         raise GraphError(msg)
     return ",".join(names)
+
+
+def check_topic(topic: object, *, hint: str = "") -> None:
+    """Raise ``GraphError`` unless ``topic`` can be the name of a topic; the message ends with the hint."""
+    if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        msg = (
+            f"Topic {topic!r} is not a possible name: Kafka takes 1 to 249 of the characters a-z, A-Z, 0-9, '.', "
+            f"'_' and '-'.{hint}"
+        )
+        raise GraphError(msg)
+
+
+def check_prefix(prefix: object, *, is_needed: bool) -> None:
+    """Raise ``GraphError`` unless ``prefix`` can name a sink, and is there if and only if it is needed."""
+    if is_needed and prefix is None:
+        msg = (
+            "Exactly-once needs transactional_id_prefix, under which the broker remembers what was published. Write a "
+            "name that no other sink has, such as 'shop-counts', or take guarantee='at-least-once'."
+        )
+        raise GraphError(msg)
+    if not is_needed and prefix is not None:
+        msg = f"transactional_id_prefix={prefix!r} is for exactly-once. Leave it out, or take guarantee='exactly-once'."
+        raise GraphError(msg)
+    if prefix is not None and (not isinstance(prefix, str) or not _TOPIC.fullmatch(prefix)):
+        msg = (
+            f"transactional_id_prefix={prefix!r} is no name. Write 1 to 249 of the characters a-z, A-Z, 0-9, '.', "
+            "'_' and '-'."
+        )
+        raise GraphError(msg)
 
 
 def parse_topics(topics: object, pattern: object) -> tuple[str, ...]:
@@ -220,12 +249,7 @@ def parse_topics(topics: object, pattern: object) -> tuple[str, ...]:
         msg = f"topics={topics!r} is no list of names. Write topics=['orders']."
         raise GraphError(msg)
     for topic in topics:
-        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-            msg = (
-                f"Topic {topic!r} is not a possible name: Kafka takes 1 to 249 of the characters a-z, A-Z, 0-9, '.', "
-                "'_' and '-'. For several topics at once write pattern=."
-            )
-            raise GraphError(msg)
+        check_topic(topic, hint=" For several topics at once write pattern=.")
     return tuple(sorted(set(topics)))
 
 
@@ -278,9 +302,17 @@ CommitChoice(mode=<CommitMode.DISABLED: 'disabled'>, warning=None))
 
 _ASSIGNS_ITSELF: Final = "Leave it out, since penstock gives partitions to readers itself and joins no group"
 _SETS_ITSELF: Final = "Leave it out, since penstock needs it as it sets it"
-_RESERVED: Final = {
+_OF_EACH_CLIENT: Final = {
     "bootstrap.servers": "Write servers= instead",
     "metadata.broker.list": "Write servers= instead",
+    "sasl.jaas.config": "It is the Java client's. Write sasl.mechanism, sasl.username and sasl.password",
+    "ssl.keystore.type": "It is the Java client's. Write ssl.keystore.location (PKCS#12) or ssl.key.location (PEM)",
+    "ssl.truststore.location": "It is the Java client's. Write ssl.ca.location, a file of PEM",
+    "ssl.truststore.password": "It is the Java client's. Write ssl.ca.location, a file of PEM",
+    "ssl.truststore.type": "It is the Java client's. Write ssl.ca.location, a file of PEM",
+}
+_OF_SOURCES: Final = {
+    **_OF_EACH_CLIENT,
     "group.id": "Write group= instead",
     "auto.offset.reset": "Write start=, for a first start, and on_lost_offsets=, for later",
     "isolation.level": "Write isolation= instead",
@@ -303,17 +335,28 @@ _RESERVED: Final = {
     "session.timeout.ms": _ASSIGNS_ITSELF,
     "key.deserializer": "Leave it out: keys are bytes. Decode them in the pipeline",
     "value.deserializer": "Leave it out: values are bytes. Decode them in the pipeline",
-    "sasl.jaas.config": "It is the Java client's. Write sasl.mechanism, sasl.username and sasl.password",
-    "ssl.keystore.type": "It is the Java client's. Write ssl.keystore.location (PKCS#12) or ssl.key.location (PEM)",
-    "ssl.truststore.location": "It is the Java client's. Write ssl.ca.location, a file of PEM",
-    "ssl.truststore.password": "It is the Java client's. Write ssl.ca.location, a file of PEM",
-    "ssl.truststore.type": "It is the Java client's. Write ssl.ca.location, a file of PEM",
 }
-"""Client properties that cannot be set as options, and what to do instead."""
+"""Client properties that cannot be set as options of a source, and what to do instead."""
+OF_SINKS: Final = {
+    **_OF_EACH_CLIENT,
+    "transactional.id": "Write transactional_id_prefix= instead",
+    "acks": "Leave it out: a record counts as written when all replicas in sync have it",
+    "request.required.acks": "Leave it out: a record counts as written when all replicas in sync have it",
+    "enable.idempotence": "Leave it out, since a retry of the client would write records twice without it",
+    "enable.gapless.guarantee": _SETS_ITSELF,
+    "delivery.report.only.error": _SETS_ITSELF,
+    "dr_cb": _SETS_ITSELF,
+    "group.id": "Leave it out: the group of the marker is named by transactional_id_prefix",
+    "key.serializer": "Leave it out: a key is text, bytes or JSON, as key= says",
+    "value.serializer": "Leave it out. Write format='json' or format='raw'",
+}
+"""Likewise of a sink."""
 
 
-def check_options(options: Mapping[Any, object]) -> dict[str, Option]:
+def check_options(options: Mapping[Any, object], reserved: Mapping[str, str] = _OF_SOURCES) -> dict[str, Option]:
     """Check client properties, and return them unchanged.
+
+    ``reserved`` has those that cannot be set, each with what to do instead.
 
     Raises:
         GraphError: a property is set by penstock itself, is a secret that is written out, or has an impossible value.
@@ -327,7 +370,7 @@ def check_options(options: Mapping[Any, object]) -> dict[str, Option]:
         if not isinstance(name, str):
             msg = f"Option {name!r} is not named by text. Write names such as 'security.protocol'."
             raise GraphError(msg)
-        _check_property_name(name)
+        _check_property_name(name, reserved)
         check_option(name, value)
         if not isinstance(value, str | int | float | bool | EnvironmentSecret | FileSecret):
             msg = (
@@ -339,10 +382,10 @@ def check_options(options: Mapping[Any, object]) -> dict[str, Option]:
     return checked
 
 
-def _check_property_name(name: str) -> None:
+def _check_property_name(name: str, reserved: Mapping[str, str]) -> None:
     if name.startswith("kafka."):
         msg = f"Option {name!r} has the prefix of Spark's source. Write {name.removeprefix('kafka.')!r}."
         raise GraphError(msg)
-    if name in _RESERVED:
-        msg = f"Option {name!r} is not set here. {_RESERVED[name]}."
+    if name in reserved:
+        msg = f"Option {name!r} cannot be set in options. {reserved[name]}."
         raise GraphError(msg)

@@ -132,7 +132,7 @@ def await_answer(future: KafkaFuture[T]) -> T:
         ConnectorError: the request failed, or there was no answer in time.
     """
     if not future.wait(ANSWER_TIMEOUT):
-        msg = f"Kafka has not answered within {ANSWER_TIMEOUT:g} s. See that its brokers are well and can be reached."
+        msg = f"Kafka has not answered within {ANSWER_TIMEOUT:g} s. Check that its brokers run and can be reached."
         raise SourceUnavailable(msg)
     return future.result()
 

@@ -247,9 +247,9 @@ class StalledPartition:
     def error(self) -> SourceUnavailable:
         """The error for ``FAIL``; a restart of the job may help."""
         return SourceUnavailable(
-            f"Partition {self.at} has given no record for {self.waited / 1_000_000:g} s, though it stands at offset "
-            f"{self.next} and ends at {self.end}. A new client got none either. See that the broker that leads it is "
-            "well, and that this client may read the topic."
+            f"Partition {self.at} has given no record for {self.waited / 1_000_000:g} s, though offset {self.next} is "
+            f"next and it ends at {self.end}. A new client got none either. Check that the broker that leads it runs, "
+            "and that this client may read the topic."
         )
 
 

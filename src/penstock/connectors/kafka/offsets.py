@@ -165,7 +165,10 @@ def decode(position: Position) -> KafkaPosition:
         )
         raise StateIncompatible(msg) from error
     if stop is not None and not stop.keys() <= next.keys():
-        msg = "The position of a Kafka source is damaged: it ends in partitions where it does not begin."
+        msg = (
+            "The position of a Kafka source is damaged: it ends in partitions where it does not begin. Rewind to "
+            "another checkpoint, or give the source a uid of its own."
+        )
         raise StateIncompatible(msg)
     return KafkaPosition(ids=ids, next=next, stop=stop)
 
@@ -264,7 +267,7 @@ def _meaningless(name: str, value: object, words: tuple[str, ...]) -> GraphError
     known = ", ".join(map(repr, words))
     hint = " The group's offsets are called 'committed'." if value in ("group", "group-offsets") else ""
     return GraphError(
-        f"{name}={value!r} says no place in a topic.{hint} Write one of {known}, a time such as "
+        f"{name}={value!r} is not a place in a topic.{hint} Write one of {known}, a time such as "
         "'2026-01-31T00:00:00Z', or offsets such as {'orders': {0: 120, 1: 97}}."
     )
 

@@ -187,12 +187,12 @@ def lost_offsets_error(lost: Sequence[LostOffsets]) -> SourceChanged:
 
 _REMEDIES: Final = {
     LossReason.EXPIRED: "Keep records for longer than the job may be down (retention.ms, retention.bytes).",
-    LossReason.TRUNCATED: "See that servers= is the same cluster, and that it lost no replica that was ahead of others "
-    "(unclean.leader.election.enable).",
+    LossReason.TRUNCATED: "Check that servers= is the same cluster, and that it lost no replica that was ahead of "
+    "others (unclean.leader.election.enable).",
     LossReason.RECREATED: "A topic's name is not its identity. Give the new topic another name, "
     "or the source another uid.",
-    LossReason.TOPIC_GONE: "See that the topic exists and that this client may describe it.",
-    LossReason.PARTITION_GONE: "See that servers= is the same cluster: partitions of a topic never become fewer.",
+    LossReason.TOPIC_GONE: "Check that the topic exists and that this client may describe it.",
+    LossReason.PARTITION_GONE: "Check that servers= is the same cluster: partitions of a topic never become fewer.",
 }
 
 

@@ -138,7 +138,7 @@ class _Triple:
             msg = f"{what} of {self._shown(function)} raised {type(error).__name__}: {sentence(error)}"
             raise UserFunctionError(msg) from error
         if not isinstance(made, Column):
-            msg = f"{what} of {self._shown(function)} gave {made!r}. Let it give a Column, such as F.sum(column)."
+            msg = f"{what} of {self._shown(function)} returned {made!r}. Let it return a Column, such as F.sum(column)."
             raise GraphError(msg)
         return made
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from penstock.clock import format_duration
 from penstock.errors import GraphError
 from penstock.interfaces.operator import LATE_PORT, MAIN_PORT, Operator, OperatorContext
+from penstock.interfaces.sink import CHANGE_COLUMN
 from penstock.operators.windows.assigners import CountWindow, SessionWindow
 from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy
-from penstock.operators.windows.frames import CHANGE_COLUMN, TIMING_COLUMN
+from penstock.operators.windows.frames import TIMING_COLUMN
 from penstock.spark.session import active_session
 
 if TYPE_CHECKING:

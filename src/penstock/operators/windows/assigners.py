@@ -422,8 +422,10 @@ def _offset(kind: str, offset: str | None) -> int:
 
 def _is_processing(time: str, allowed_lateness: str | None) -> bool:
     if time not in ("event", "processing") or (time == "processing" and allowed_lateness is not None):
-        say = '"event", or "processing" without allowed_lateness, since no row is late then'
-        msg = f"Windows cannot have time={time!r} so. Write {say}."
+        if time == "processing":
+            msg = 'time="processing" makes no row late, so allowed_lateness has no effect. Leave it out.'
+        else:
+            msg = f'time={time!r} is not possible. Write "event" or "processing".'
         raise GraphError(msg)
     return time == "processing"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from penstock.errors import GraphError, no_column
 from penstock.interfaces.operator import StateSchema
+from penstock.interfaces.sink import CHANGE_COLUMN
 from penstock.operators.aggregates.base import is_ordered, merge_once
 from penstock.operators.windows.assigners import CountWindow, GlobalWindow, SessionWindow
 from penstock.operators.windows.panes import PanedWindow
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 INTERNAL: Final = "__penstock_"
 """Prefix of columns that a frame has only inside a step."""
-CHANGE_COLUMN, TIMING_COLUMN = "_change", "_timing"
-"""Columns that some results have in addition: the kind of change, and when a row was sent."""
+TIMING_COLUMN: Final = "_timing"
+"""The column that some results have in addition: when a row was sent."""
 PANE_START, PANE_END = "pane_start", "pane_end"
 
 

@@ -154,7 +154,7 @@ def _aggregate(name: str, function: str, parameters: Json) -> Aggregate | None:
 
 def _unknown(record: object) -> CheckpointUnreadable:
     msg = (
-        f"The checkpoint says {record!r} of its state's table, which this penstock does not know. "
-        "Read it with a newer one."
+        f"The checkpoint describes the table of its state by {record!r}, which this penstock does not know. "
+        "Read it with the version that wrote it."
     )
     return CheckpointUnreadable(msg)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from penstock.clock import MIN_WATERMARK
-from penstock.operators.windows.frames import CHANGE_COLUMN, INTERNAL, TIMING_COLUMN
+from penstock.interfaces.sink import CHANGE_COLUMN
+from penstock.operators.windows.frames import INTERNAL, TIMING_COLUMN
 from penstock.spark.sql import quote_identifier, variable_literal
 from penstock.state.layers import WINDOW_END, WINDOW_START
 

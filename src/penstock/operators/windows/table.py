@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, format_time
 from penstock.errors import SchemaMismatch, StateIncompatible, no_column
 from penstock.operators.aggregates.base import merge_once
 from penstock.operators.windows import counts, sessions
@@ -303,7 +303,10 @@ def _of_result(table: StateTable, result: RecordedAggregate, there: list[str]) -
     wanted = f"{result.name!r}, or " if is_same else ""
     parts = " and ".join(map(repr, result.columns))
     why = "" if is_same else f" A finished {function} does not say what it was made of."
-    msg = f"Aggregate {result.name!r} is missing. It takes {wanted}{parts}.{why} ps.read_state(…, raw=True) gives them."
+    msg = (
+        f"Aggregate {result.name!r} is missing. Give its columns {wanted}{parts}.{why} ps.read_state(…, raw=True) has "
+        "them."
+    )
     raise SchemaMismatch(msg, uid=table.layers_format.uid)
 
 
@@ -325,14 +328,17 @@ def check_rows(table: StateTable, rows: DataFrame, *, horizon: int) -> None:
     """
     layers_format = table.layers_format
     for condition, what in _conditions(table, horizon):
-        _refuse(rows.where(f"NOT coalesce({condition}, false)"), what, layers_format.uid)
+        _refuse(rows.where(f"NOT coalesce({condition}, false)"), what, layers_format)
     count = rows.count()
     merged = layers_format.merged(rows).count()
     if merged != count:
         together = ", ".join((*layers_format.keys, layers_format.start, layers_format.end))
         if isinstance(table.frames.window, CountWindow):
             together = ", ".join(layers_format.keys) or "it all"
-        msg = f"{count - merged} of {count} rows have the key and window of another ({together}), or touch it."
+        msg = (
+            f"{count - merged} of {count} rows have the same key and window as another row ({together}), or their "
+            "sessions touch. Write one row for each."
+        )
         raise SchemaMismatch(msg, uid=layers_format.uid)
 
 
@@ -357,9 +363,21 @@ def _conditions(table: StateTable, horizon: int) -> list[tuple[str, str]]:
     return found
 
 
-def _refuse(wrong: DataFrame, what: str, uid: str) -> None:
-    found = wrong.limit(_SHOWN).collect()
+def _refuse(wrong: DataFrame, what: str, layers_format: LayerFormat) -> None:
+    bounds = (layers_format.start, layers_format.end)
+    columns = [
+        f"unix_micros({name}) AS {name}" if each in bounds else name
+        for each, name in zip(wrong.columns, map(quote_identifier, wrong.columns), strict=True)
+    ]
+    found = wrong.limit(_SHOWN).selectExpr(*columns).collect()
     if found:
-        shown = "; ".join(", ".join(f"{name}={value}" for name, value in row.asDict().items()) for row in found)
-        msg = f"{wrong.count()} rows have {what}, such as {shown}."
-        raise SchemaMismatch(msg, uid=uid)
+        shown = "; ".join(
+            ", ".join(
+                f"{name}={format_time(value) if name in bounds and value is not None else value}"
+                for name, value in row.asDict().items()
+            )
+            for row in found
+        )
+        count = wrong.count()
+        msg = f"{count} {'row has' if count == 1 else 'rows have'} {what}, such as {shown}. Correct or drop such rows."
+        raise SchemaMismatch(msg, uid=layers_format.uid)

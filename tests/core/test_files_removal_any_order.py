@@ -1,0 +1,153 @@
+"""Files that are removed, with checkpoints, crashes, rewinds and old processes in any order: each is read once."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.files_kit import Feed, _without_a_disk  # noqa: F401 - a fixture
+from penstock import failpoints
+from penstock.clock import MonotonicTime, WallTime
+from penstock.errors import SourceChanged, SourceUnavailable
+from penstock.failpoints import FailpointCrash
+from penstock.handles import CheckpointId, Position
+from penstock.interfaces.source import PlannedBatch, ReadLimit
+
+MOVES = st.one_of(
+    st.sampled_from(["put", "fill", "fill", "hold", "hold", "checkpoint", "notify", "notify late", "restart"]),
+    st.sampled_from(["begin anew", "lose the record", "go on in an old process"]),
+    st.tuples(st.just("rewind"), st.integers(0, 3)),
+    st.tuples(st.just("rewind"), st.integers(0, 3)),
+    st.tuples(st.just("crash"), st.sampled_from(["noted", "moved", "put_back"])),
+)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint: its position, and the files that its rows come from, which are known by their times."""
+
+    position: Position
+    read: tuple[int, ...]
+    removed_before: frozenset[int]
+
+
+class Job:
+    """A job on a folder, that knows which files its rows come from."""
+
+    def __init__(self, root, way):
+        self.feed = Feed(root, after_read=way, max_files_per_batch=2)
+        self.written = []
+        self.saved = []
+        self.newest = None
+        self.old = []  # readers of processes before, each with the newest checkpoint then
+        self.start(None)
+
+    def start(self, at):
+        """Restart from a checkpoint; ``None`` begins anew with the files that are there."""
+        self.feed.position = None if at is None else at.position
+        self.feed.start()
+        self.newest = at
+        self.read = [] if at is None else [*at.read]
+        if at is None:
+            there = {path.stat().st_mtime_ns for path in self.feed.root.glob("*.json")}
+            self.removed_before = frozenset(self.written) - there
+            self.old.clear()
+        else:
+            self.removed_before = at.removed_before
+
+    def restart(self, at):
+        self.old.append((self.feed.reader, self.newest))
+        self.start(at)
+
+    def put(self):
+        path = self.feed.root / f"{len(self.written) % 7}.json"
+        if not path.exists():
+            self.feed.put(path.name)
+            self.written.append(path.stat().st_mtime_ns)
+
+    def poll(self):
+        self.feed.now += 10**9
+        answer = self.feed.reader.poll(now=MonotonicTime(self.feed.now), wall=WallTime(0), limits=ReadLimit())
+        if isinstance(answer, PlannedBatch):
+            self.read.extend(part.signature.mtime_ns for part in answer.plan)
+            return True
+        return False
+
+    def checkpoint(self):
+        self.newest = Saved(self.feed.checkpoint(), tuple(self.read), self.removed_before)
+        self.saved.append(self.newest)
+
+    def notify(self, *, late):
+        if self.newest is not None:
+            index = self.saved.index(self.newest)
+            self.feed.complete(self.saved[max(0, index - late)].position)
+
+    def rewind(self, back):
+        """A rewind that is refused changes nothing; one that is killed is in the log already."""
+        target = self.saved[max(0, len(self.saved) - 1 - back)]
+        try:
+            self.feed.source.check_rows(target.position)
+        except SourceChanged:
+            return
+        self.old.append((self.feed.reader, self.newest))
+        self.newest = target
+        self.start(target)
+
+    def go_on_in_an_old_process(self):
+        for reader, newest in self.old[-2:]:
+            with suppress(SourceUnavailable):
+                reader.poll(now=MonotonicTime(self.feed.now + 10**12), wall=WallTime(0), limits=ReadLimit())
+                if newest is not None:
+                    reader.committed(CheckpointId(1), newest.position)
+
+    def act(self, move):
+        match move:
+            case "put":
+                self.put()
+            case "fill":
+                self.put()
+                self.put()
+                self.poll()
+            case "checkpoint":
+                self.checkpoint()
+            case "hold":
+                self.put()
+                self.poll()
+                self.checkpoint()
+                self.notify(late=False)
+            case "notify" | "notify late":
+                self.notify(late=move == "notify late")
+            case "restart":
+                self.restart(self.newest)
+            case "begin anew":
+                self.start(None)
+            case "lose the record" if self.newest is not None:
+                for record in (self.feed.root / ".penstock").glob("*.json"):
+                    record.unlink()
+                self.restart(self.newest)
+            case "go on in an old process":
+                self.go_on_in_an_old_process()
+            case ("rewind", back) if self.saved:
+                self.rewind(back)
+
+
+@given(way=st.sampled_from(["archive", "delete"]), moves=st.lists(MOVES, min_size=4, max_size=20))
+def test_whatever_is_removed_rewound_and_killed_each_file_is_read_once(tmp_path_factory, way, moves):
+    job = Job(tmp_path_factory.mktemp("files") / "in", way)
+    crash = None
+    for move in [*moves, "restart"]:
+        if isinstance(move, tuple) and move[0] == "crash":
+            crash = f"source.files.{move[1]}"
+            continue
+        try:
+            with failpoints.armed(crash, "raise") if crash else nullcontext():
+                job.act(move)
+        except FailpointCrash:
+            crash = None
+            job.restart(job.newest)
+    while job.poll():
+        pass
+    assert sorted([*job.read, *job.removed_before]) == sorted(job.written)

@@ -1,0 +1,430 @@
+"""Epochs are published to Kafka once each, whatever a call is answered; a marker says which were."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import penstock as ps
+from kafka_broker import MemoryBroker
+from penstock.admin.verify import OutputLocation, locate_output
+from penstock.connectors.kafka import transactions
+from penstock.connectors.kafka.client import Connection
+from penstock.connectors.kafka.features import parse_transaction_version, transaction_version
+from penstock.connectors.kafka.identity import Identity, Marker
+from penstock.connectors.kafka.transactions import (
+    ClientFailure,
+    KafkaCommitter,
+    Reaction,
+    Step,
+    reaction,
+    refuse_another_log,
+    renew,
+    take_identity,
+)
+from penstock.connectors.secrets import env, file
+from penstock.errors import (
+    CheckpointUnreadable,
+    CommitFailed,
+    ConnectorError,
+    GenerationFenced,
+    GraphError,
+    SinkIdentityConflict,
+    SinkUnavailable,
+)
+from penstock.filesystem.local import LocalFileSystem
+from penstock.graph.validate import validate
+from penstock.handles import CheckpointId, CommitOutcome, Committable, FileRef
+from penstock.interfaces.sink import CommitContext, HasIdentity
+from penstock.testing.clock import ManualClock
+
+LOG = "0123456789abcdef"
+IDENTITY = Identity(
+    connection=Connection(servers="k:9092", options={}), transactional_id="shop-0", topic="counts", log_id=LOG
+)
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    return MemoryBroker()
+
+
+@pytest.fixture
+def filesystem(tmp_path: Path) -> LocalFileSystem:
+    return LocalFileSystem(tmp_path)
+
+
+def staged(filesystem: LocalFileSystem, checkpoint: int, *values: bytes, identity: Identity = IDENTITY) -> Committable:
+    path = f"staged/out/1/{checkpoint}/part-0.parquet"
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"value": pa.array(values, pa.binary())}), sink)
+    content = sink.getvalue().to_pybytes()
+    filesystem.create(path, content)
+    return Committable(
+        uid="out",
+        kind="kafka/1",
+        checkpoint=CheckpointId(checkpoint),
+        target="kafka counts at k:9092",
+        files=(FileRef(path=path, length=len(content), sha256=""),),
+        detail=identity.to_json(),
+    )
+
+
+def started(broker: MemoryBroker, *, next: int = 1, **more):
+    """A process whose run has begun: its publisher has the identity."""
+    publishers = broker.publishers()
+    publisher = publishers.acquire(IDENTITY)
+    take_identity(publisher, uid="out", next_checkpoint=next, check_owner=more.get("check_owner", lambda: None))
+    return publishers
+
+
+def committer(filesystem, publishers, **more) -> KafkaCommitter:
+    return KafkaCommitter(CommitContext(filesystem=filesystem, **more), publishers)
+
+
+def values(broker: MemoryBroker) -> list[bytes]:
+    return [record.value for record in broker.committed]
+
+
+# ---- the way that all goes well --------------------------------------------------------------------------------------
+
+
+def test_an_epoch_and_its_marker_are_one_transaction_and_the_producer_is_kept(broker, filesystem):
+    publishers = started(broker)
+    assert broker.markers == {"shop-0": Marker(LOG, 1)}
+    assert broker.calls == [Step.FENCE, Step.READ, Step.BEGIN, Step.PRODUCE, Step.MARK, Step.COMMIT]
+    commit = committer(filesystem, publishers).commit
+    items = [staged(filesystem, 1, b"a", b"b"), staged(filesystem, 3, b"c")]
+    assert [commit(item) for item in items] == [CommitOutcome.DONE] * 2
+    assert values(broker) == [b"a", b"b", b"c"]
+    assert broker.markers == {"shop-0": Marker(LOG, 4)}
+    assert broker.made == {"shop-0": 1}
+    assert [commit(item) for item in items] == [CommitOutcome.ALREADY_DONE] * 2
+    assert values(broker) == [b"a", b"b", b"c"]
+
+
+def test_another_process_publishes_what_is_open_and_lets_go_of_the_identity(broker, filesystem):
+    publishers = started(broker)
+    items = [staged(filesystem, 1, b"a"), staged(filesystem, 2, b"b")]
+    committer(filesystem, publishers).commit(items[0])
+    settle = committer(filesystem, broker.publishers())
+    assert [settle.commit(item) for item in items] == [CommitOutcome.ALREADY_DONE, CommitOutcome.DONE]
+    assert (values(broker), broker.closed) == ([b"a", b"b"], 2)
+
+
+def test_what_is_void_is_never_published_and_what_is_published_not_void(broker, filesystem):
+    publishers = started(broker)
+    act = committer(filesystem, publishers)
+    first, second = staged(filesystem, 1, b"a"), staged(filesystem, 2, b"b")
+    act.commit(first)
+    assert act.void(first) is CommitOutcome.ALREADY_DONE
+    assert act.void(second) is CommitOutcome.DONE
+    assert act.void(second) is CommitOutcome.ALREADY_DONE
+    assert act.commit(second) is CommitOutcome.ALREADY_DONE
+    assert values(broker) == [b"a"]
+
+
+# ---- each answer of a client -----------------------------------------------------------------------------------------
+
+CODES = [
+    *((code, False, Reaction.LOOK_AT_LOG) for code in ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED")),
+    *(
+        (code, True, Reaction.REPEAT)
+        for code in ("_TIMED_OUT", "COORDINATOR_LOAD_IN_PROGRESS", "CONCURRENT_TRANSACTIONS")
+    ),
+    *(
+        (code, False, Reaction.BEGIN_AGAIN)
+        for code in ("_TIMED_OUT", "_STATE", "_INCONSISTENT", "_FATAL", "_TRANSPORT")
+    ),
+    *((code, False, Reaction.BEGIN_AGAIN) for code in ("INVALID_PRODUCER_ID_MAPPING", "INVALID_TXN_STATE", "UNKNOWN")),
+    *((code, False, Reaction.GIVE_UP) for code in ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART")),
+    *((code, True, Reaction.GIVE_UP) for code in ("TOPIC_AUTHORIZATION_FAILED", "INVALID_TRANSACTION_TIMEOUT")),
+]
+
+
+@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize(("code", "retriable", "expected"), CODES)
+def test_each_error_has_its_reaction(step, code, retriable, expected):
+    if step is Step.PRODUCE and expected is Reaction.REPEAT:
+        expected = Reaction.BEGIN_AGAIN  # a part of the epoch may have been handed over
+    failure = ClientFailure(code, "", retriable=retriable)
+    assert reaction(step, failure) is expected
+    if expected is Reaction.REPEAT:
+        assert reaction(step, failure, repeats=5) is Reaction.BEGIN_AGAIN
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize("code", ["_FENCED", "_TIMED_OUT", "_STATE", "_INCONSISTENT", "_FATAL"])
+def test_after_an_error_of_any_call_the_epoch_is_there_once(broker, filesystem, step, code, applied):
+    publishers, item = started(broker), staged(filesystem, 1, b"a", b"b")
+    commit = committer(filesystem, broker.publishers() if step in (Step.FENCE, Step.READ) else publishers).commit
+    broker.fails(step, code, applied=applied)
+    with pytest.raises(CommitFailed, match=r"^step 'out': #1 of 'out' is not known to be published to kafka counts"):
+        commit(item)
+    made = broker.made["shop-0"]
+    assert commit(item) in (CommitOutcome.DONE, CommitOutcome.ALREADY_DONE)
+    assert broker.made["shop-0"] == made + 1, "a producer is not used again after an error"
+    assert values(broker) == [b"a", b"b"]
+    assert commit(staged(filesystem, 2, b"c")) is CommitOutcome.DONE
+    assert values(broker) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("step", [step for step in Step if step is not Step.PRODUCE])
+def test_what_the_client_calls_retriable_is_called_again_on_the_same_producer(broker, filesystem, step):
+    publishers, item = started(broker), staged(filesystem, 1, b"a")
+    if step in (Step.FENCE, Step.READ):
+        publishers = broker.publishers()
+    made = broker.made["shop-0"]
+    broker.fails(step, "_TIMED_OUT", retriable=True, times=3)
+    assert committer(filesystem, publishers).commit(item) is CommitOutcome.DONE
+    assert values(broker) == [b"a"]
+    assert broker.made["shop-0"] - made <= 1
+
+
+def test_what_only_somebody_can_mend_ends_the_job_with_the_remedy(broker, filesystem):
+    publishers, item = started(broker), staged(filesystem, 1, b"a")
+    broker.fails(Step.MARK, "GROUP_AUTHORIZATION_FAILED")
+    with pytest.raises(ConnectorError, match="Grant READ on the marker's consumer group") as refused:
+        committer(filesystem, publishers).commit(item)
+    assert refused.value.retry is False
+    assert committer(filesystem, publishers).commit(item) is CommitOutcome.DONE
+
+
+def test_a_driver_that_was_fenced_looks_at_the_log_before_it_fences_in_turn(broker, filesystem):
+    def lost() -> None:
+        msg = "Another process owns the log."
+        raise GenerationFenced(msg)
+
+    zombie, item = started(broker), staged(filesystem, 1, b"a")
+    owner = started(broker)
+    act = committer(filesystem, zombie, check_owner=lost)
+    with pytest.raises(CommitFailed, match="Another producer took this transactional id"):
+        act.commit(item)
+    fences = broker.calls.count(Step.FENCE)
+    with pytest.raises(GenerationFenced):
+        act.commit(item)
+    assert broker.calls.count(Step.FENCE) == fences, "it took nothing from the owner"
+    assert committer(filesystem, owner).commit(item) is CommitOutcome.DONE
+    assert values(broker) == [b"a"]
+
+
+def test_the_owner_that_a_zombie_fenced_once_goes_on(broker, filesystem):
+    owner, item = started(broker), staged(filesystem, 1, b"a")
+    committer(filesystem, broker.publishers()).commit(item)
+    asked = []
+    act = committer(filesystem, owner, check_owner=lambda: asked.append("log"))
+    with pytest.raises(CommitFailed):
+        act.commit(staged(filesystem, 2, b"b"))
+    assert act.commit(item) is CommitOutcome.ALREADY_DONE
+    assert asked == ["log"]
+
+
+# ---- identities and markers ------------------------------------------------------------------------------------------
+
+
+def test_a_lost_committable_fails_unless_the_marker_shows_that_it_was_published(broker, filesystem):
+    act = committer(filesystem, started(broker))
+    first, second = staged(filesystem, 1, b"a"), staged(filesystem, 2, b"b")
+    act.commit(first)
+    for item in (first, second):
+        filesystem.delete(item.files[0].path)
+    act.check_committable(first)
+    assert act.commit(first) is CommitOutcome.ALREADY_DONE
+    for refuses in (act.check_committable, act.commit):
+        with pytest.raises(CheckpointUnreadable, match="so its rows cannot be published"):
+            refuses(second)
+    assert (values(broker), broker.markers["shop-0"]) == ([b"a"], Marker(LOG, 2))
+
+
+def test_a_marker_of_another_log_is_a_conflict_and_never_counts_as_done(broker, filesystem):
+    """A state directory that was lost, and two jobs with one prefix: protocol.md 22."""
+    other = replace(IDENTITY, log_id="fedcba9876543210")
+    act = committer(filesystem, started(broker, next=9))
+    item = staged(filesystem, 2, b"a", identity=other)
+    broker.calls.clear()
+    with pytest.raises(SinkIdentityConflict, match=r"written by another log \(0123456789abcdef\)"):
+        refuse_another_log(other, None, "out", broker.publishers())
+    with pytest.raises(SinkIdentityConflict):
+        act.check_committable(item)
+    assert broker.calls == [], "nothing is taken from a job that may be alive"
+    with pytest.raises(SinkIdentityConflict):
+        act.commit(item)
+    publisher = broker.publishers().acquire(other)
+    with pytest.raises(SinkIdentityConflict):
+        take_identity(publisher, uid="out", next_checkpoint=20, check_owner=lambda: None)
+    assert act.void(item) is CommitOutcome.DONE
+    assert (values(broker), broker.markers["shop-0"]) == ([], Marker(LOG, 9))
+    refuse_another_log(IDENTITY, LOG, "out", broker.publishers())
+
+
+def test_an_offset_that_penstock_did_not_write_is_a_conflict(broker):
+    broker.markers["shop-0"] = Marker("", 7)
+    with pytest.raises(SinkIdentityConflict, match="written by another program"):
+        refuse_another_log(IDENTITY, LOG, "out", broker.publishers())
+
+
+def test_a_marker_above_the_log_says_that_the_state_directory_is_an_old_copy(broker):
+    broker.markers["shop-0"] = Marker(LOG, 12)
+    publisher = broker.publishers().acquire(IDENTITY)
+    with pytest.raises(SinkIdentityConflict, match="The state directory is an older copy"):
+        take_identity(publisher, uid="out", next_checkpoint=11, check_owner=lambda: None)
+
+
+def test_a_marker_that_is_lost_while_something_is_open_stops_the_job_until_somebody_decides(broker, filesystem):
+    """protocol.md 23."""
+    item = staged(filesystem, 1, b"a")
+    started(broker)
+    del broker.markers["shop-0"]
+    act = committer(filesystem, broker.publishers())
+    for refuses in (act.check_committable, act.commit):
+        with pytest.raises(SinkIdentityConflict, match="on_lost_marker='publish' if they are not"):
+            refuses(item)
+    assert values(broker) == []
+    decided = replace(item, detail=replace(IDENTITY, on_lost_marker="discard").to_json())
+    act.check_committable(decided)
+    assert act.commit(decided) is CommitOutcome.ALREADY_DONE
+    assert (values(broker), broker.markers["shop-0"]) == ([], Marker(LOG, 2))
+
+
+def test_the_sink_of_the_running_pipeline_decides_what_is_done_about_a_lost_marker(broker, filesystem):
+    def sink(prefix: str) -> ps.kafka.Sink:
+        return ps.kafka.Sink(
+            servers="k2:9092", topic="counts", transactional_id_prefix=prefix, on_lost_marker="publish"
+        )
+
+    item = staged(filesystem, 1, b"a")
+    with pytest.raises(SinkIdentityConflict):  # the sink has another name now: the output keeps its own
+        committer(filesystem, broker.publishers(), sinks={"out": sink("other")}).commit(item)
+    assert committer(filesystem, broker.publishers(), sinks={"out": sink("shop")}).commit(item) is CommitOutcome.DONE
+    assert (values(broker), broker.markers["shop-0"]) == ([b"a"], Marker(LOG, 2))
+
+
+def test_a_marker_that_is_lost_with_nothing_open_is_made_anew_where_no_zombie_can_publish(broker, filesystem):
+    zombie, item = started(broker), staged(filesystem, 6, b"a")
+    committer(filesystem, zombie).commit(item)
+    del broker.markers["shop-0"]
+    started(broker, next=7)
+    assert broker.markers["shop-0"] == Marker(LOG, 7)
+    act = committer(filesystem, zombie)
+    with pytest.raises(CommitFailed):
+        act.commit(staged(filesystem, 7, b"never"))
+    assert act.commit(item) is CommitOutcome.ALREADY_DONE
+    assert values(broker) == [b"a"]
+
+
+def test_verify_does_not_miss_staged_files_whose_publication_the_marker_shows(broker, filesystem, monkeypatch):
+    monkeypatch.setattr(transactions.PUBLISHERS, "look", broker.look)
+    started(broker, next=2)
+    items = [staged(filesystem, 1, b"a"), staged(filesystem, 2, b"b")]
+    places = [OutputLocation.PUBLISHED, OutputLocation.LOST]
+    assert [locate_output(filesystem, item, item.files[0]) for item in items] == places
+
+
+def test_a_marker_is_written_again_before_it_expires(broker):
+    clock = ManualClock("2026-01-01T00:00:00Z")
+    publishers = replace(broker.publishers(), clock=clock)
+    publisher = publishers.acquire(IDENTITY)
+    take_identity(publisher, uid="out", next_checkpoint=5, check_owner=lambda: None)
+    broker.markers.clear()
+    assert renew(publisher, lambda: None)
+    assert broker.markers == {}, "it is young"
+    clock.advance("10 minutes")
+    assert renew(publisher, lambda: None)
+    assert broker.markers == {"shop-0": Marker(LOG, 5)}
+    clock.advance("10 minutes")
+    broker.fails(Step.COMMIT, "_TRANSPORT")
+    assert not renew(publisher, lambda: None)
+    assert renew(publisher, lambda: None), "it is tried again, from the fence on"
+
+
+def test_a_cluster_that_is_away_when_a_run_begins_is_waited_for(broker):
+    publisher = broker.publishers().acquire(IDENTITY)
+    for code, said in (("_TIMED_OUT", "See that a broker runs there"), ("_FENCED", "The start begins again.")):
+        broker.fails(Step.FENCE, code)
+        with pytest.raises(SinkUnavailable, match=said):
+            take_identity(publisher, uid="out", next_checkpoint=1, check_owner=lambda: None)
+    take_identity(publisher, uid="out", next_checkpoint=1, check_owner=lambda: None)
+
+
+def test_an_identity_is_kept_in_a_committable_with_references_to_secrets():
+    options = {"sasl.password": env("KAFKA_PASSWORD"), "ssl.key.password": file("/run/key"), "linger.ms": 3}
+    identity = replace(IDENTITY, connection=Connection(servers="k:9092", options=options), on_lost_marker="publish")
+    item = Committable(
+        uid="out", kind="kafka/1", checkpoint=CheckpointId(1), target="t", files=(), detail=identity.to_json()
+    )
+    assert Identity.of(item) == identity
+
+
+ANSWER = b"".join(
+    [
+        struct.pack(">ih", 1, 0),
+        bytes([3]) + struct.pack(">hhh", 0, 0, 9) + b"\0" + struct.pack(">hhh", 18, 0, 4) + b"\0",  # two requests
+        struct.pack(">i", 0),
+        bytes([2]),
+        bytes([0, 1, 1]),  # no supported features
+        bytes([2, 45, 3]),
+        bytes([14]) + b"group.version" + struct.pack(">hh", 1, 1) + b"\0",
+        bytes([20]) + b"transaction.version" + struct.pack(">hh", 2, 2) + b"\0",
+    ]
+)
+
+
+def test_a_brokers_answer_has_the_version_of_its_transactions():
+    assert parse_transaction_version(ANSWER) == 2
+    assert parse_transaction_version(ANSWER.replace(b"transaction.version", b"transaction.versiom")) == 0
+    assert parse_transaction_version(struct.pack(">ih", 1, 35)) == 0, "it knows no features"
+    for wrong in (ANSWER[:-3], ANSWER[:9], struct.pack(">ih", 1, 42)):
+        with pytest.raises(ValueError, match=r"too short|error 42"):
+            parse_transaction_version(wrong)
+    assert transaction_version(Connection(servers="localhost:1", options={})) is None
+
+
+def test_brokers_with_old_transactions_are_refused_unless_that_is_accepted(broker, monkeypatch, caplog):
+    place = {"servers": "k:9092", "topic": "counts", "transactional_id_prefix": "shop"}
+    monkeypatch.setattr(transactions.PUBLISHERS, "look", broker.look)
+    monkeypatch.setattr(transactions.PUBLISHERS, "version", lambda _: 1)
+    with pytest.raises(ConnectorError, match=r"has transaction.version 1\. Below 2") as refused:
+        ps.kafka.Sink(**place).check_log(LOG, "out")
+    assert refused.value.retry is False
+    ps.kafka.Sink(**place, least_transaction_version=1).check_log(LOG, "out")
+    with pytest.raises(GraphError, match="least_transaction_version is 3"):
+        ps.kafka.Sink(**place, least_transaction_version=3)
+    monkeypatch.setattr(transactions.PUBLISHERS, "version", lambda _: None)
+    ps.kafka.Sink(**place).check_log(LOG, "out")
+    assert "no broker of k:9092 tells its transaction.version" in caplog.text
+
+
+# ---- what users say --------------------------------------------------------------------------------------------------
+
+
+def test_exactly_once_needs_a_prefix_and_a_prefix_exactly_once():
+    place = {"servers": "k:9092", "topic": "counts"}
+    with pytest.raises(GraphError, match="Exactly-once needs transactional_id_prefix"):
+        ps.kafka.Sink(**place)
+    with pytest.raises(GraphError, match="Leave it out, or take guarantee='exactly-once'"):
+        ps.kafka.Sink(**place, guarantee="none", transactional_id_prefix="shop")
+    with pytest.raises(GraphError, match="transactional_id_prefix='a b' is no name"):
+        ps.kafka.Sink(**place, transactional_id_prefix="a b")
+    with pytest.raises(GraphError, match="on_lost_marker is 'guess'"):
+        ps.kafka.Sink(**place, transactional_id_prefix="shop", on_lost_marker="guess")
+
+
+def test_two_sinks_with_one_prefix_are_refused_151():
+    def pipeline(*prefixes: str) -> ps.Pipeline:
+        p = ps.Pipeline("shop")
+        rows = p.read("numbers", ps.rate.Source(rows_per_second=1))
+        for number, prefix in enumerate(prefixes):
+            place = {"servers": "k:9092", "topic": f"t{number}"}
+            rows.write(f"out-{number}", ps.kafka.Sink(**place, transactional_id_prefix=prefix))
+        return p
+
+    assert isinstance(ps.kafka.Sink(servers="k:9092", topic="t", transactional_id_prefix="a"), HasIdentity)
+    validate(pipeline("a", "b").graph())
+    with pytest.raises(GraphError, match="'out-0' and 'out-1' both have transactional_id_prefix='a'"):
+        validate(pipeline("a", "a").graph())
