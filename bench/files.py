@@ -5,8 +5,8 @@ make bench-files ARGS="--files 10000 --megabytes 100"  a tenth of it
 
 Both read the same JSON in one JVM, one engine after the other, filter it and write Parquet, and end when they have
 caught up (``until="caught-up"``, ``availableNow``); what they wrote must be equal. A round over a few files before only
-warms the JVM. Afterwards: the bytes of the largest checkpoint of a run over the small files, and the seconds that it
-takes to look at the folder when nothing is new; first with files that stay, then with ``after_read="archive"``.
+warms the JVM. Afterwards, first with files that stay, then with ``after_read="archive"``: the bytes of the largest
+checkpoint of a run over the small files and of one that finds nothing new, and the seconds of a look that finds none.
 """
 
 from __future__ import annotations
@@ -119,18 +119,25 @@ def _require_equal(spark: SparkSession, folder: Path) -> None:
         raise AssertionError(msg)
 
 
-def idle(spark: SparkSession, rows: Path, home: Path, after_read: str | None) -> tuple[int, float]:
-    """The bytes of the largest checkpoint of a run, and the seconds of a look afterwards that finds nothing new."""
+def idle(spark: SparkSession, rows: Path, home: Path, after_read: str | None) -> tuple[int, int, float]:
+    """The bytes of the largest checkpoint of a run and of one of an idle job, and the seconds of an idle look."""
     import penstock as ps
+    from penstock.checkpoint import paths
     from penstock.checkpoint.log import read_history
     from penstock.filesystem.local import LocalFileSystem
 
     with emptied(home / "idle") as folder:
         penstock(spark, rows, folder, after_read)
+        largest = max(entry.stat().st_size for entry in (folder / "state" / "bench" / "log").glob("*.json"))
+        penstock(spark, rows, folder, after_read)
         history = read_history(LocalFileSystem(folder / "state" / "bench"), "bench")
         manifest = history.restore_point
-        position = next(task.position for task in manifest.tasks if task.task == "rows") if manifest else None
-        entries = (folder / "state" / "bench" / "log").glob("*.json")
+        if manifest is None:
+            msg = "a run that has caught up has left no checkpoint"
+            raise AssertionError(msg)
+        entry, _ = history.manifests[manifest.checkpoint]
+        size = (folder / "state" / "bench" / paths.entry(entry)).stat().st_size
+        position = next(task.position for task in manifest.tasks if task.task == "rows")
         source = ps.files.Source(str(rows), schema=SCHEMA, after_read=after_read)
         began = time.monotonic()
         waiting = source.backlog(position)
@@ -138,7 +145,7 @@ def idle(spark: SparkSession, rows: Path, home: Path, after_read: str | None) ->
         if waiting.files:
             msg = f"{waiting.files} files wait after a run that has caught up"
             raise AssertionError(msg)
-        return max(entry.stat().st_size for entry in entries), round(seconds, 2)
+        return largest, size, round(seconds, 2)
 
 
 def main() -> int:
@@ -165,10 +172,15 @@ def main() -> int:
     result.show("Seconds from start to end", ["files", "penstock", "structured streaming", "theirs / ours"], table)
     looks: list[list[object]] = []
     for after_read, end in ((None, "_of_kept"), ("archive", "")):  # the last one, since it moves the files away
-        size, seconds = idle(spark, home / "small", home, after_read)
-        figures |= {f"checkpoint_bytes{end}": size, f"idle_listing{end}_s": seconds}
-        looks.append([after_read or "files stay", size, seconds])
-    result.show("A folder that was read", ["after_read", "largest checkpoint, bytes", "a look, s"], looks)
+        largest, size, seconds = idle(spark, home / "small", home, after_read)
+        figures |= {
+            f"largest_checkpoint_bytes{end}": largest,
+            f"checkpoint_bytes{end}": size,
+            f"idle_listing{end}_s": seconds,
+        }
+        looks.append([after_read or "files stay", largest, size, seconds])
+    columns = ["after_read", "largest checkpoint, bytes", "idle checkpoint, bytes", "idle look, s"]
+    result.show("A folder that was read", columns, looks)
     if arguments.files == FILES and arguments.megabytes == MEGABYTES:
         print(f"written: {result.save('files', figures, settings=vars(arguments), details=[*table, *looks])}")
     result.tell(figures)

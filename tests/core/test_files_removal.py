@@ -470,7 +470,8 @@ def test_a_file_that_the_newest_checkpoint_names_is_kept_by_restarts_until_the_n
     newest = feed.position
     for _ in range(2):
         feed.position = newest
-        feed.start()
+        feed.start().read()
+    feed.position = newest
     feed.put("a.json")
     assert feed.start().read() == ["a.json"]
 

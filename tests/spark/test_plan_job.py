@@ -183,7 +183,7 @@ def test_a_start_with_an_export_does_what_was_planned_and_nobody_else_can_have_w
     assert rows == [("u1", 1), ("u1", 1)], "the window that the export held open, and the one after it"
     late = say("run", "plan_shop_v2:shop", "--state", "third", "--no-parent", "--plan", "plan.json")
     assert late.code == 65
-    assert "The export has moved: the files of" in late.err
+    assert "The export has moved: The files of" in late.err
 
 
 @pytest.mark.mission("D9")
