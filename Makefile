@@ -58,7 +58,7 @@ imports: $(INSTALLED) ## who may import whom
 
 ##@ Test
 .PHONY: test test-core test-long test-nightly mission torture replay exhaust planted mutants coverage-simulation torture-windows torture-files \
-        torture-kafka torture-kafka-out ways newcomer messages
+        torture-kafka torture-kafka-out torture-receivers ways newcomer messages
 test: $(INSTALLED) $(CLASSES) ## what each change must pass, in ten minutes; TESTS="tests/spark -k join" runs some
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),$(BOTH_CORES) -m "not long and not nightly" tests)
 
@@ -97,6 +97,9 @@ torture-windows: $(INSTALLED) ## STORIES=50 of batches, merges and crashes for e
 
 torture-files: $(INSTALLED) ## kill a files-to-files job again and again and compare what it published; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_files.py $(ARGS)
+
+torture-receivers: $(INSTALLED) ## the same to a job that receives rows, acknowledged ones against published ones; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_receivers.py $(ARGS)
 
 torture-kafka: $(INSTALLED) ## the same to a Kafka-to-files job, and to its broker; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_kafka.py $(ARGS)

@@ -44,6 +44,13 @@ GROUPS = {
         "state.part.loaded",
         "recovery.restored",
     ),
+    "Rows are received": (
+        "received.seal.before",
+        "received.sealed",
+        "received.block.before",
+        "received.block.durable",
+        "received.clean.before",
+    ),
     "Files that were read are archived or deleted": (
         "source.files.noted",
         "source.files.moved",
@@ -74,6 +81,7 @@ GROUPS = {
 REAL_JOBS_ONLY = frozenset(
     {
         *GROUPS["A checkpoint leaves as a folder, or comes back from one"],
+        *GROUPS["Rows are received"],
         "local.move.before",
         "local.move.renamed",
         "recovery.delete.before",

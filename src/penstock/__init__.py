@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from penstock.api.pipeline import Pipeline, PipelineDefinition, pipeline
     from penstock.api.preview import show
     from penstock.api.stream import GroupedStream, Stream, WindowedResult
-    from penstock.connectors import console, files, generator, kafka, memory, rate
+    from penstock.connectors import console, files, generator, kafka, memory, rate, receivers
+    from penstock.connectors.receivers import socket
     from penstock.errors import (
         ConnectorError,
         DuplicateUid,
@@ -65,10 +66,12 @@ __all__ = [
     "pipeline",
     "rate",
     "read_state",
+    "receivers",
     "session",
     "shadow",
     "show",
     "sliding",
+    "socket",
     "testing",
     "tumbling",
     "when_ready",
@@ -83,6 +86,8 @@ _MODULES: Final = {
     "kafka": "penstock.connectors.kafka",
     "memory": "penstock.connectors.memory",
     "rate": "penstock.connectors.rate",
+    "receivers": "penstock.connectors.receivers",
+    "socket": "penstock.connectors.receivers.socket",
     "testing": "penstock.testing",
 }
 

@@ -102,6 +102,34 @@ class Position:
     detail: Json
 
 
+RECEIVED: Final = "received/1"
+"""Kind of the positions of sources that receive rows and keep them in a write-ahead log."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BlockId:
+    """A block of the write-ahead log of one source. Blocks are read in this order."""
+
+    generation: Generation
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.generation}/{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedBlocks:
+    """The blocks that a reader finds at its start.
+
+    Attributes:
+        blocks: those to be read, oldest first.
+        row: number of rows of the first one that were read already.
+    """
+
+    blocks: tuple[BlockId, ...] = ()
+    row: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRef:
     """One immutable, durable layer of a step's state. Its name is unique and never used again."""

@@ -162,6 +162,37 @@ def test_a_temporary_file_of_an_earlier_process_of_the_same_number_is_not_touche
     assert filesystem.list("log") == ["log/1", "log/2"]
 
 
+def test_temporary_files_of_dead_processes_are_removed_and_nothing_else(filesystem, root):
+    filesystem.create("wal/in/3/0", b"x")
+    (root / "wal" / "in" / "3" / ".penstock-tmp-9-9").write_bytes(b"half")
+    (root / "wal" / "other").mkdir()
+    (root / "wal" / "other" / ".penstock-tmp-9-9").write_bytes(b"half")
+
+    filesystem.remove_temporary("wal/in")
+    filesystem.remove_temporary("wal/nothing")
+
+    assert sorted(path.name for path in root.rglob("*") if path.is_file()) == [".penstock-tmp-9-9", "0"]
+
+
+def test_L8_a_folder_whose_name_could_not_be_made_durable_is_made_again(filesystem, root, monkeypatch):
+    real, failures = local._sync_folder, iter([OSError(errno.EIO, os.strerror(errno.EIO))])
+    synced = []
+
+    def sync(folder):
+        synced.append(folder)
+        for failure in failures:
+            raise failure
+        real(folder)
+
+    root.mkdir(parents=True)
+    monkeypatch.setattr(local, "_sync_folder", sync)
+    with pytest.raises(StorageFailed):
+        filesystem.create("log/1", b"x")
+
+    assert filesystem.create("log/1", b"x") is Created.CREATED
+    assert synced == [root, root, root / "log"]
+
+
 def test_S7_a_move_that_died_before_the_rename_is_done_again_and_after_it_is_found_done(filesystem):
     filesystem.create("staged/a", b"x")
     with failpoints.armed("local.move.before", "raise"), pytest.raises(failpoints.FailpointCrash):

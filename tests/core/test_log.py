@@ -578,3 +578,12 @@ def test_L9_a_restart_within_a_process_goes_on_only_after_its_own_claim(filesyst
 
     with pytest.raises(GenerationFenced, match=r"taken over while this process paused.*process 2"):
         claim(filesystem, ids="d", pid=1, after=second.generation, take_over=True)
+
+
+def test_who_asks_whether_the_job_was_claimed_learns_that_the_log_is_gone(filesystem):
+    owned = claim(filesystem)
+    owned.refuse_if_claimed()
+    filesystem.remove(paths.entry(0))
+
+    with pytest.raises(StateDirectoryRefused, match="log of this job is gone"):
+        owned.refuse_if_claimed()

@@ -4,15 +4,19 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from core.checkpoint_values import CLAIM, manifest, pin
 from core.cli_kit import say
 from core.looking_kit import GONE, NOON, a_job, layer_in, put, staged_in, taken, write_log
 from penstock.admin.verify import Fault, verify
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Rewind, Stopped
+from penstock.checkpoint.received import SEAL, ReceivedPosition
+from penstock.connectors.receivers.blocks import encode_block
 from penstock.control.client import JobDirectory
-from penstock.handles import Committable
+from penstock.handles import BlockId, Committable, TaskSnapshot
 
 LAYER_B = "state/totals/0/b/part-0.parquet"
 LAYER_C = "state/totals/0/c/part-0.parquet"
@@ -291,3 +295,41 @@ def test_an_empty_start_is_sound(tmp_path):
     job = write_log(tmp_path, GONE, Stopped(checkpoint=None, at=NOON))
 
     assert lines(job)[1].splitlines()[1] == "can be restored: none; the next start begins empty"
+
+
+# ------------------------------------------------------------------------------------------------------ received rows
+
+
+def received_job(tmp_path, *blocks):
+    """A job with a checkpoint of received rows at the second block of generation 0, and these blocks."""
+    position = ReceivedPosition(log_id="log-1", uid="in", next=BlockId(0, 1), sealed=0).encode()
+    task = TaskSnapshot(task="in", position=position)
+    write_log(tmp_path, CLAIM, manifest(1, tasks=(task,)), pin("keep", 1))
+    for number, data in blocks:
+        put(tmp_path / "orders", paths.block("in", BlockId(0, number)), data)
+    return tmp_path / "orders"
+
+
+ROWS = encode_block(pa.table({"id": [1, 2]}))
+
+
+def test_blocks_that_a_start_reads_are_checked_and_those_before_them_are_not(tmp_path):
+    job = received_job(tmp_path, (0, b"old and broken"), (1, ROWS), (2, ROWS), (3, SEAL))
+
+    assert verdict(job).is_sound
+
+
+def test_a_damaged_block_is_found_with_the_checkpoints_that_read_it(tmp_path):
+    job = received_job(tmp_path, (1, ROWS), (2, ROWS[:-1]))
+
+    (each,) = verdict(job).broken
+    assert (each.path, each.fault) == (paths.block("in", BlockId(0, 2)), Fault.CONTENT)
+    assert (each.checkpoints, each.savepoints) == ((1,), ("keep",))
+    assert verdict(job, quick=True).is_sound
+    assert "give its source another uid" in lines(job)[1]
+
+
+def test_a_block_that_is_not_there_is_found_by_a_quick_look_too(tmp_path):
+    job = received_job(tmp_path, (1, ROWS), (3, SEAL))
+
+    assert broken(job, quick=True) == [(paths.block("in", BlockId(0, 2)), Fault.MISSING)]

@@ -11,7 +11,9 @@ from penstock.admin.dead_letters import open_parquet, replays_read
 from penstock.admin.gc import Owner, assign_owners, files_of, sha256_of, stat_file
 from penstock.checkpoint import paths
 from penstock.checkpoint.history import History, timeline
+from penstock.checkpoint.received import SEAL, low_mark, missing, recorded
 from penstock.connectors.committers import committer
+from penstock.connectors.receivers.blocks import decode_block
 from penstock.dead_letters.store import (
     FOLDER,
     REPLAYS,
@@ -29,7 +31,7 @@ from penstock.errors import (
     StateDirectoryRefused,
     StateIncompatible,
 )
-from penstock.handles import CheckpointId, Generation
+from penstock.handles import BlockId, CheckpointId, Generation
 from penstock.interfaces.sink import CommitContext, SupportsOutputLookup, SupportsPublishedLookup
 
 if TYPE_CHECKING:
@@ -180,6 +182,61 @@ def _problems_of_letters(
         yield Problem(path=path, fault=Fault.REFERENCE, message=message)
 
 
+# ---- blocks of received rows -----------------------------------------------------------------------------------------
+
+
+def broken_blocks(
+    filesystem: FileSystem, history: History, listed: Iterable[str], *, quick: bool
+) -> Iterator[BrokenItem]:
+    """Return what is wrong with the blocks of received rows that a start may read, and the checkpoints that read them.
+
+    Args:
+        filesystem: of the job.
+        history: of its log, read after the folder was listed: blocks that were deleted since are not missed.
+        listed: the files in the folder of blocks.
+        quick: look for missing blocks only; content is not read.
+    """
+    found: dict[str, set[BlockId]] = {}
+    for path in listed:
+        block = paths.block_id(path)
+        if block is not None:
+            found.setdefault(path.split("/")[1], set()).add(block)
+    for uid, blocks in sorted(found.items()):
+        low = low_mark(history, uid)
+        for block in missing(blocks, low):
+            yield _broken_block(history, uid, block, Fault.MISSING, "is not there; its rows were acknowledged")
+        for block in sorted(blocks) if not quick else ():
+            if (low is None or block >= low) and _is_damaged(filesystem, paths.block(uid, block)):
+                message = "has other content than was written; its rows were acknowledged"
+                yield _broken_block(history, uid, block, Fault.CONTENT, message)
+
+
+def _is_damaged(filesystem: FileSystem, path: str) -> bool:
+    data = filesystem.read(path)
+    if data is None or data == SEAL:
+        return False  # deleted since, or a seal
+    try:
+        decode_block(data, path)
+    except CheckpointUnreadable:
+        return True
+    return False
+
+
+def _broken_block(history: History, uid: str, block: BlockId, fault: Fault, message: str) -> BrokenItem:
+    readers = []
+    for key, manifest in history.restorable.items():
+        position = recorded(manifest, uid, history.log_id)
+        if position is None or position.next <= block:
+            readers.append(key)
+    return BrokenItem(
+        path=paths.block(uid, block),
+        fault=fault,
+        message=message,
+        checkpoints=tuple(readers),
+        savepoints=tuple(sorted(pin.name for pin in history.pins.values() if pin.checkpoint in readers)),
+    )
+
+
 # ---- staged output that is not where it was staged -------------------------------------------------------------------
 
 
@@ -304,6 +361,12 @@ def _remedies(report: VerifyReport) -> Iterable[str]:
     is_log = any(each.path.startswith(f"{paths.LOG}/") for each in report.broken)
     is_output = any(each.outputs for each in report.broken)
     is_restore_point = report.restore_point is not None and report.restore_point not in report.sound
+    if any(each.path.startswith(f"{paths.WAL}/") for each in report.broken):
+        yield (
+            "a missing or damaged block ends each start that reads it; without a copy, give its source another uid to "
+            "go on without the rows that were received and not read"
+        )
+        return
     if any(each.path.startswith(f"{FOLDER}/") for each in report.broken):
         yield (
             "a replay that cannot be read ends each start whose source reads it; without a copy, and if it is the "
@@ -340,13 +403,19 @@ def verify(job: JobDirectory, *, quick: bool = False, progress: ByteProgress = i
     problems = check_files(job.filesystem, needed.values(), quick=quick, progress=progress)
     problems, taken = _without_published(job.filesystem, before, problems, quick=quick)
     is_running = job.owner() is not None
+    blocks = job.filesystem.list(paths.WAL)
     after = _read_log(job)  # files released since are not missed (rule G4)
     if isinstance(after, BrokenItem):
         return VerifyReport(job=job.job, quick=quick, broken=(after,))
     released = needed.keys() - _needed_files(after).keys()
     problems = [each for each in problems if each.path not in released]
     problems += replay_problems(job.filesystem, after, quick=quick)
-    broken = (*_broken_entries(after), *_references(after), *(_with_consequences(after, each) for each in problems))
+    broken = (
+        *_broken_entries(after),
+        *_references(after),
+        *(_with_consequences(after, each) for each in problems),
+        *broken_blocks(job.filesystem, after, blocks, quick=quick),
+    )
     report = VerifyReport(
         job=job.job,
         log_id=after.log_id,

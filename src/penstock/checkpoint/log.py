@@ -516,6 +516,24 @@ class OwnedLog:
             )
         return self._fence
 
+    def refuse_if_claimed(self) -> None:
+        """Raise the fence if another process has claimed the log by now; one listing, from any thread, no waiting.
+
+        Raises:
+            GenerationFenced: it has.
+            CheckpointError: the log cannot be read now, or is gone.
+        """
+        self._refuse_if_fenced()
+        tail = self.history.tail
+        numbers = numbers_in_log(self._filesystem)
+        if not numbers:
+            msg = "The log of this job is gone. Its state directory was removed, or is not mounted. Bring it back."
+            raise StateDirectoryRefused(msg)
+        # Another process's first entry is a claim, and nothing of ours can follow it. A newer entry of our own is one
+        # that another thread is appending.
+        if numbers[-1] > tail and (fence := self.look()) is not None:
+            raise fence
+
     def trim(self) -> int:
         """Delete the entries below the floor that a manifest in the log records, oldest first; returns their number."""
         with self._lock:

@@ -5,7 +5,7 @@
     log/00000000000000000042.json                write-once entries
     state/<uid>/<generation>/…                   layers
     staged/<uid>/<generation>/…                  output waiting for its checkpoint
-    wal/<uid>/<generation>/…                     received blocks
+    wal/<uid>/<generation>/<number>.block        received blocks, the last of them a seal
     control/<request>.request.json, .answer.json
     control/report.json                          the status file, replaced again and again
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from penstock.handles import EntryNumber, Generation
+from penstock.handles import BlockId, EntryNumber, Generation
 
 LOG: Final = "log"
 STATE: Final = "state"
@@ -25,6 +25,7 @@ CONTROL: Final = "control"
 REPORT: Final = f"{CONTROL}/report.json"
 """The status file. Nothing is decided by it, and no request can have its name."""
 _ENTRY = re.compile(r"log/(\d{20})\.json")
+_BLOCK = re.compile(r"wal/([^/]+)/(\d{1,20})/(\d{20})\.block")
 _CONTROL = re.compile(r"control/([A-Za-z0-9-]{8,64})\.(request|answer)\.json")
 _GENERATION = re.compile(r"(?:(?:state|staged)/[^/]+|/.*/\.penstock/[^/]+/[^/]+)/(\d{1,20})/.+")
 _OUR_NAME = re.compile(r"[._]?penstock(?:[._-].*)?")
@@ -63,6 +64,26 @@ def staged_folder(uid: str, generation: Generation) -> str:
 def wal_folder(uid: str, generation: Generation) -> str:
     """The folder of a receiver's blocks that belongs to one generation alone."""
     return f"{WAL}/{uid}/{generation}"
+
+
+def block(uid: str, block: BlockId) -> str:
+    """The path of a received block, or of the seal that has its number.
+
+    >>> block("socket", BlockId(Generation(7), 3))
+    'wal/socket/7/00000000000000000003.block'
+    """
+    return f"{wal_folder(uid, block.generation)}/{block.number:020d}.block"
+
+
+def block_id(path: str) -> BlockId | None:
+    """The block at ``path``, or ``None`` if it is not the path of one.
+
+    >>> block_id("wal/socket/7/00000000000000000003.block")
+    BlockId(generation=7, number=3)
+    >>> block_id("wal/socket/7/3.block")
+    """
+    match = _BLOCK.fullmatch(path)
+    return BlockId(Generation(int(match[2])), int(match[3])) if match else None
 
 
 def request(identity: str) -> str:

@@ -60,6 +60,10 @@ class FileSystem(Protocol):
         """All files below the folder ``prefix``, at any depth, sorted, strongly consistent; none if it is absent."""
         ...
 
+    def remove_temporary(self, prefix: str) -> None:
+        """Remove what unfinished writes have left below a folder in which no other process writes any more."""
+        ...
+
     def settle(self, path: str) -> FileRef:
         """Make a file that a Spark task wrote durable, including its name; returns its length and checksum.
 

@@ -115,6 +115,15 @@ class LocalFileSystem:
         with _translate_errors(file, "delete"), suppress(FileNotFoundError, NotADirectoryError):
             file.unlink()
 
+    def remove_temporary(self, prefix: str) -> None:
+        """Remove temporary files that crashed processes left below the folder; they never had their final name."""
+        folder = self._path(prefix)
+        with _translate_errors(folder, "clean"):
+            for directory, _, names in os.walk(folder, onerror=_raise_unless_absent):
+                for name in names:
+                    if name.startswith(_TEMPORARY_PREFIX):
+                        Path(directory, name).unlink(missing_ok=True)
+
     def settle(self, path: str) -> FileRef:
         """Sync a file that a Spark task wrote, and its folders up to the root; reads it once for its checksum."""
         file = self._path(path)
@@ -227,7 +236,12 @@ class LocalFileSystem:
             is_ours = each == self._root or self._root in each.parents
             with suppress(FileExistsError):
                 each.mkdir(mode=0o700 if is_ours else 0o777)
-            _sync_folder(each.parent)
+            try:
+                _sync_folder(each.parent)
+            except OSError:  # the next caller must not take it for durable because it exists
+                with suppress(OSError):
+                    each.rmdir()
+                raise
 
     def _write_temporary(self, folder: Path, data: bytes) -> Path:
         """Write and sync a new temporary file."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 from penstock.clock import MonotonicTime, WallTime
 from penstock.elements import ObservedMetrics, SourcePartitions
 from penstock.facts import Fact
-from penstock.handles import CheckpointId, Guarantee, Position
+from penstock.handles import AdoptedBlocks, BlockId, CheckpointId, Guarantee, Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,6 +33,60 @@ class Until(str, Enum):
     CAUGHT_UP = "caught-up"
 
 
+class WriteAhead(Protocol):
+    """The write-ahead log of one source that receives rows, under one claim of its job (rule G5).
+
+    One thread may write while another reads and cleans.
+    """
+
+    def adopt(self, resume: Position | None) -> AdoptedBlocks:
+        """Make sure that no older process can acknowledge rows any more; returns the blocks to be read.
+
+        Raises:
+            CheckpointUnreadable: a block is missing.
+            StateIncompatible: the position belongs to other blocks.
+        """
+        ...
+
+    def write(self, data: bytes) -> BlockId:
+        """Write the next block; it is durable on return. Its rows are acknowledged after ``check``.
+
+        Raises:
+            StorageFailed: the block was not written, or that is not known.
+            GenerationFenced: another process owns the job.
+        """
+        ...
+
+    def check(self) -> None:
+        """Check that the job is still ours.
+
+        Raises:
+            GenerationFenced: another process owns the job.
+            CheckpointError: that cannot be found out now.
+        """
+        ...
+
+    def read(self, block: BlockId) -> bytes:
+        """The content of a block.
+
+        Raises:
+            CheckpointUnreadable: it is missing.
+        """
+        ...
+
+    def place(self, block: BlockId) -> str:
+        """Where a block is, for messages."""
+        ...
+
+    def position(self, next: BlockId | None = None, row: int = 0) -> Position:
+        """The position before a block, or within it after some rows; without a block that of the start."""
+        ...
+
+    def clean(self) -> int:
+        """Delete the blocks that every restorable checkpoint is past; returns their number."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceContext:
     """What a reader may use.
@@ -42,12 +96,14 @@ class SourceContext:
         spark: the session for its frames.
         until: with ``CAUGHT_UP``, reading ends at what is there when the reader is opened.
         report: passes a fact to the job's listeners; nothing is decided by it.
+        received: the write-ahead log for rows that the source is given; ``None`` outside of a job.
     """
 
     uid: str
     spark: SparkSession
     until: Until = Until.STOPPED
     report: Callable[[Fact], None] = ignore_fact
+    received: WriteAhead | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.history import LogMark, timeline
 from penstock.checkpoint.log import Log, OwnedLog, Sleep
+from penstock.checkpoint.received import ReceivedBlocks
 from penstock.checkpoint.recovery import Recovery
 from penstock.clock import MAX_WATERMARK, Clock, EventTime
 from penstock.compiler.tasks import InputRef, Route, TaskSpec
@@ -276,7 +277,13 @@ class AttemptBuilder:
 
     def _source(self, spec: TaskSpec, node: Read, output: TaskOutput) -> SourceTask:
         env, snapshot = self._env, self._recovery.snapshots.get(spec.id)
-        context = SourceContext(uid=spec.id, spark=self._pools.spark, until=env.until, report=self._supervisor.report)
+        context = SourceContext(
+            uid=spec.id,
+            spark=self._pools.spark,
+            until=env.until,
+            report=self._supervisor.report,
+            received=ReceivedBlocks(spec.id, self._owned, env.filesystem, env.pause),
+        )
         has_ended = snapshot is not None and MAX_WATERMARK in snapshot.watermarks
         inbox = replay_inbox(
             env.analysis.graph, spec.id, env.filesystem, self._timeline.has, self._letters, has_ended=has_ended

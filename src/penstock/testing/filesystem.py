@@ -135,6 +135,10 @@ class MemoryFileSystem:
         folder = f"{prefix.rstrip('/')}/" if prefix else ""
         return self._do("list", prefix, lambda: sorted(path for path in self._files if path.startswith(folder)))
 
+    def remove_temporary(self, prefix: str) -> None:
+        """Do nothing but record the call: writes are whole at once."""
+        self._do("remove_temporary", prefix, lambda: None)
+
     def settle(self, path: str) -> FileRef:
         """Make the file durable and describe it."""
 

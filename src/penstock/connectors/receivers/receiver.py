@@ -1,0 +1,517 @@
+"""``ps.receivers``: sources that are given rows, and keep them in a write-ahead log until every checkpoint has them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from penstock.clock import MonotonicTime, WallTime
+from penstock.connectors.receivers.blocks import BlockLimits, BlockWriter, decode_block
+from penstock.elements import ObservedMetrics
+from penstock.errors import DecodeError, GraphError, PenstockError, SourceUnavailable, StateIncompatible, sentence
+from penstock.facts import SourceLag
+from penstock.handles import RECEIVED, BlockId, CheckpointId, Guarantee, Position
+from penstock.interfaces.source import (
+    CaughtUp,
+    Ended,
+    NoData,
+    PlannedBatch,
+    PollResult,
+    ReadLimit,
+    SourceContext,
+    Until,
+    WriteAhead,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from penstock.spark.arrow import ArrowSender
+
+log = logging.getLogger("penstock")
+
+Rows: TypeAlias = "Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table"
+"""Rows as dictionaries by column, as tuples in the order of the columns, or as an Arrow table."""
+
+# ---- what users write -----------------------------------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """Where a receiver puts its rows. Safe to use from several threads."""
+
+    def store(self, rows: Rows) -> None:
+        """Take rows for the next block, without waiting for the disk. A crash may lose them."""
+        ...
+
+    def store_reliably(self, rows: Rows) -> None:
+        """Take rows, and return when they are durable: from then on they are never lost.
+
+        Raises:
+            PenstockError: they are not acknowledged. They may be read all the same: send them again.
+        """
+        ...
+
+
+class Receiver:
+    """Receives rows and stores them. Subclass it for a system that pushes data, or that cannot be read again.
+
+    Each attempt of the job runs a copy of the receiver, on a thread of its own. An exception out of ``on_start``
+    restarts the job by its restart strategy.
+
+    Example::
+
+        class Sensor(ps.receivers.Receiver):
+            def on_start(self, store):
+                self.port = serial.Serial("/dev/ttyUSB0")
+                for line in self.port:
+                    store.store([(line.decode(),)])
+
+            def on_stop(self):
+                self.port.close()
+
+        p.read("sensor", ps.receivers.Source(Sensor(), schema="value STRING"))
+    """
+
+    def on_start(self, store: Store) -> None:
+        """Receive rows until ``on_stop`` is called. Returning earlier is the end of the data: all windows close."""
+        raise NotImplementedError
+
+    def on_stop(self) -> None:
+        """Make ``on_start`` return, such as by closing what it reads from. It is called from another thread."""
+
+
+# ---- rows to Arrow ---------------------------------------------------------------------------------------------------
+
+
+class RowStore:
+    """A ``Store`` that gives rows, as Arrow tables of the declared columns, to the writer of blocks.
+
+    Args:
+        schema: the declared columns in Arrow's types.
+        writer: takes the tables.
+    """
+
+    def __init__(self, schema: pa.Schema, writer: BlockWriter) -> None:
+        self._schema = schema
+        self._writer = writer
+
+    def store(self, rows: Rows) -> None:
+        """Take rows for the next block.
+
+        Raises:
+            DecodeError: they do not fit the declared columns; none of them is taken.
+            PenstockError: the source takes no rows any more.
+        """
+        self._writer.add(self._table(rows), reliably=False)
+
+    def store_reliably(self, rows: Rows) -> None:
+        """Take rows, and return when they are durable.
+
+        Raises:
+            DecodeError: they do not fit the declared columns; none of them is taken.
+            PenstockError: they are not acknowledged.
+        """
+        self._writer.add(self._table(rows), reliably=True)
+
+    def _table(self, rows: Rows) -> pa.Table:
+        import pyarrow as pa
+
+        try:
+            if isinstance(rows, pa.Table):
+                if set(rows.column_names) - set(self._schema.names):
+                    raise _unknown(rows.column_names, self._schema.names)
+                return fit(rows, self._schema)
+            return pa.Table.from_pylist([self._as_mapping(row) for row in rows], schema=self._schema)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            msg = f"A stored row does not fit the columns {', '.join(map(str, self._schema))}: {sentence(error)}"
+            raise DecodeError(msg) from error
+
+    def _as_mapping(self, row: Mapping[str, Any] | Sequence[Any]) -> Mapping[str, Any]:
+        names = self._schema.names
+        if isinstance(row, Mapping):
+            if not row.keys() <= set(names):
+                raise _unknown(row.keys(), names)
+            return row
+        if isinstance(row, str | bytes) or len(row) != len(names):
+            msg = f"A stored row is {row!r}, and there are {len(names)} columns. Give a tuple or a dictionary of them."
+            raise DecodeError(msg)
+        return dict(zip(names, row, strict=True))
+
+
+def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema, cast where they have another type and ``NULL`` where the table has none."""
+    import pyarrow as pa
+
+    columns = [
+        table[each.name].cast(each.type) if each.name in table.column_names else pa.nulls(len(table), each.type)
+        for each in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _unknown(found: Iterable[str], names: Sequence[str]) -> DecodeError:
+    extra = ", ".join(sorted(set(found) - set(names)))
+    msg = f"A stored row has the columns {extra}, which are not declared. Declared columns: {', '.join(names)}."
+    return DecodeError(msg)
+
+
+# ---- reading the blocks ----------------------------------------------------------------------------------------------
+
+_POLL_INTERVAL: Final = 20_000
+"""Microseconds between two looks for new blocks."""
+_LAG_INTERVAL: Final = 1_000_000
+"""Microseconds between two reports of the backlog."""
+_JOIN_SECONDS: Final = 5.0
+"""How long a stop waits for the receiver's thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedRows:
+    """The plan of a batch: its rows, which were read from blocks and checked."""
+
+    table: pa.Table
+
+
+class ReceiverReader:
+    """Runs a receiver, and reads its blocks in order. A batch takes as many rows as it may, also parts of blocks.
+
+    Args:
+        context: of the source, with its write-ahead log.
+        receiver: a copy of its own; it is started by the first poll.
+        schema: the declared columns.
+        limits: of blocks and backlog.
+        resume: the position to go on from.
+    """
+
+    def __init__(
+        self,
+        context: SourceContext,
+        receiver: Receiver,
+        schema: StructType,
+        limits: BlockLimits,
+        resume: Position | None,
+    ) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        self._uid = context.uid
+        self._report = context.report
+        self._blocks = _write_ahead(context)
+        adopted = self._blocks.adopt(resume)
+        self._adopted, self._skip = list(adopted.blocks), adopted.row
+        self._next: tuple[BlockId, int] | None = None  # the position, once rows were read
+        self._table: pa.Table | None = None  # what is left of the block that was read in part
+        self._block: BlockId | None = None  # that block
+        self._columns = to_arrow_schema(schema, timezone="UTC")
+        self._spark, self._schema = context.spark, schema
+        self._sender: ArrowSender | None = None
+        self._receives = context.until is Until.STOPPED
+        self._writer = BlockWriter(context.uid, self._blocks, limits)
+        self._runner = _ReceiverThread(context.uid, receiver, RowStore(self._columns, self._writer), self._writer)
+        self._started = False
+        self._lag_at = MonotonicTime(0)
+
+    def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:  # noqa: ARG002
+        """The rows of the next blocks.
+
+        Raises:
+            PenstockError: the receiver failed, a block cannot be written or read, or the job was taken over.
+        """
+        if self._receives and not self._started:
+            self._started = True
+            self._writer.start(holds=bool(self._adopted))
+            self._runner.start()
+        if (failure := self._failure()) is not None:
+            raise failure
+        is_over = self._is_over()  # asked before the last block is
+        table = self._take(limits)
+        self._report_lag(now)
+        if table is not None:
+            known = ObservedMetrics.known({"rows": table.num_rows, "bytes": table.nbytes})
+            return PlannedBatch(
+                plan=ReceivedRows(table),
+                rows=table.num_rows,
+                bytes=table.nbytes,
+                metrics={"rows": known},
+                takes_all=self._table is None and not self._adopted and self._writer.backlog[0] == 0,
+            )
+        if not is_over:
+            return NoData(wake_at=MonotonicTime(now + _POLL_INTERVAL))
+        return Ended() if self._receives else CaughtUp()
+
+    def _failure(self) -> PenstockError | None:
+        failure = self._writer.failure or self._runner.failure
+        if failure is not None and failure.uid is None:
+            failure.uid = self._uid
+        return failure
+
+    def _is_over(self) -> bool:
+        return self._runner.is_over and self._writer.is_empty if self._receives else True
+
+    def _take(self, limits: ReadLimit) -> pa.Table | None:
+        """As many rows as a batch may have, at least one; ``None`` if there are none."""
+        import pyarrow as pa
+
+        taken: list[pa.Table] = []
+        rows = size = 0
+        while (limits.rows is None or rows < limits.rows) and (limits.bytes is None or size < limits.bytes):
+            if self._table is None and not self._open_next():
+                break
+            assert self._table is not None  # opened just now
+            assert self._block is not None  # likewise
+            most = self._table.num_rows if limits.rows is None else max(1, limits.rows - rows)
+            part, rest = self._table.slice(0, most), self._table.slice(most)
+            taken.append(part)
+            rows, size = rows + part.num_rows, size + part.nbytes
+            if rest.num_rows:
+                done = self._next[1] if self._next is not None and self._next[0] == self._block else self._skip
+                self._table, self._next = rest, (self._block, done + part.num_rows)
+            else:
+                self._table, self._next = None, (BlockId(self._block.generation, self._block.number + 1), 0)
+                self._skip = 0
+        return pa.concat_tables(taken).combine_chunks() if taken else None
+
+    def _open_next(self) -> bool:
+        """Read the next block that has rows left; ``False`` if there is none."""
+        if self._adopted:
+            block = self._adopted.pop(0)
+        else:
+            if self._started:
+                self._writer.release()
+            stored = self._writer.take()
+            if stored is None:
+                return False
+            block = stored.id
+        table = decode_block(self._blocks.read(block), self._blocks.place(block))
+        self._block, self._table = block, self._in_columns(table, block).slice(self._skip)
+        return True
+
+    def _in_columns(self, table: pa.Table, block: BlockId) -> pa.Table:
+        """The rows of a block in the columns of now: others may have been declared when it was written."""
+        import pyarrow as pa
+
+        try:
+            return table if table.schema.equals(self._columns) else fit(table, self._columns)
+        except pa.ArrowException as error:
+            msg = (
+                f"{self._blocks.place(block)} holds rows of the columns {', '.join(map(str, table.schema))}, which "
+                f"cannot become those that are declared now: {sentence(error)} Read them with the old schema first."
+            )
+            raise StateIncompatible(msg, uid=self._uid) from error
+
+    def _report_lag(self, now: MonotonicTime) -> None:
+        if now >= self._lag_at:
+            self._lag_at = MonotonicTime(now + _LAG_INTERVAL)
+            rows, _ = self._writer.backlog
+            left = self._table.num_rows if self._table is not None else 0
+            seconds = 0.0 if rows + left == 0 else None
+            self._report(SourceLag(task=self._uid, rows=rows + left, seconds=seconds, eta_seconds=None, partitions={}))
+
+    def frame(self, plan: object) -> DataFrame:
+        """A lazy frame of the planned rows."""
+        assert isinstance(plan, ReceivedRows)
+        if self._sender is None:
+            from penstock.spark.arrow import ArrowSender
+
+            self._sender = ArrowSender(self._spark, self._schema)
+        rows, cores = plan.table.num_rows, self._spark.sparkContext.defaultParallelism
+        return self._sender.frame(plan.table.to_batches(max_chunksize=-(-rows // cores)))
+
+    def position(self) -> Position:
+        """The first row that is not read."""
+        return self._blocks.position() if self._next is None else self._blocks.position(*self._next)
+
+    def committed(self, checkpoint: CheckpointId, position: Position) -> None:  # noqa: ARG002
+        """Delete the blocks that every restorable checkpoint is past; what cannot be deleted now is so later."""
+        try:
+            self._blocks.clean()
+        except PenstockError as error:
+            log.warning("blocks of source %s could not be deleted: %s", self._uid, error)
+
+    def close(self) -> None:
+        """Stop the receiver; what it has stored is written, and read by the next start."""
+        if self._started:
+            self._runner.stop()
+            self._writer.close()
+            self._writer.join(_JOIN_SECONDS)
+            self._runner.join(_JOIN_SECONDS)
+
+
+def _write_ahead(context: SourceContext) -> WriteAhead:
+    if context.received is None:
+        msg = (
+            "A source that receives rows keeps them in the state directory of a job, and here is none. Run the "
+            "pipeline as a job, or give a test rows of its own with ps.testing.run."
+        )
+        raise GraphError(msg, uid=context.uid)
+    return context.received
+
+
+class _ReceiverThread:
+    """Runs ``on_start`` of a receiver; its end closes the writer."""
+
+    def __init__(self, uid: str, receiver: Receiver, store: Store, writer: BlockWriter) -> None:
+        self._uid = uid
+        self._receiver = receiver
+        self._store = store
+        self._writer = writer
+        self._stopping = False
+        self.is_over = False
+        self.failure: PenstockError | None = None
+        self._thread = threading.Thread(target=self._run, name=f"penstock-receiver-{uid}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._receiver.on_start(self._store)
+        except Exception as error:
+            if self._stopping:
+                log.debug("receiver of source %s ended: %s", self._uid, error)
+            elif isinstance(error, PenstockError):
+                self.failure = error
+            else:
+                msg = f"The receiver failed: {type(error).__name__}: {sentence(error)}"
+                self.failure = SourceUnavailable(msg, uid=self._uid)
+                self.failure.__cause__ = error
+        finally:
+            self._writer.close()
+            self.is_over = self.failure is None and not self._stopping
+
+    def stop(self) -> None:
+        """Ask the receiver to end; its failure to do so is only logged."""
+        self._stopping = True
+        try:
+            self._receiver.on_stop()
+        except Exception:
+            log.warning("on_stop of source %s failed", self._uid, exc_info=True)
+
+    def join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            log.warning("the receiver of source %s did not return from on_start within %g s", self._uid, timeout)
+
+
+# ---- the source ------------------------------------------------------------------------------------------------------
+
+
+def open_receiver(
+    context: SourceContext, receiver: Receiver, schema: StructType, limits: BlockLimits, resume: Position | None
+) -> ReceiverReader:
+    """The reader of a source that receives rows; it runs the receiver as its own."""
+    return ReceiverReader(context, receiver, schema, limits, resume)
+
+
+def block_limits(
+    *, block_interval_ms: int, block_bytes: int, max_backlog_rows: int, max_backlog_bytes: int
+) -> BlockLimits:
+    """The limits, checked.
+
+    Raises:
+        GraphError: one of them is impossible.
+    """
+    least = {
+        "block_interval_ms": (block_interval_ms, 0),
+        "block_bytes": (block_bytes, 1),
+        "max_backlog_rows": (max_backlog_rows, 1),
+        "max_backlog_bytes": (max_backlog_bytes, 1),
+    }
+    for name, (value, smallest) in least.items():
+        if not isinstance(value, int) or value < smallest:
+            msg = f"{name}={value!r} is not possible. Give a whole number of at least {smallest}."
+            raise GraphError(msg)
+    return BlockLimits(
+        interval_ms=block_interval_ms,
+        bytes=block_bytes,
+        backlog_rows=max_backlog_rows,
+        backlog_bytes=max_backlog_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows that a receiver stores. Rows that it stored reliably are read exactly once, whatever happens.
+
+    Rows collect in blocks of the job's write-ahead log. A block is kept until every checkpoint that can be restored
+    has its rows. A run until caught up reads what is kept, and receives nothing.
+
+    Args:
+        receiver: a ``ps.receivers.Receiver``; each attempt of the job runs a shallow copy of it.
+        schema: the columns, as DDL or a ``StructType``. All columns can be ``NULL``.
+        block_interval_ms: how long rows collect before their block is written.
+        block_bytes: or how many bytes of rows.
+        max_backlog_rows: storing waits while so many rows are not read yet.
+        max_backlog_bytes: or so many bytes.
+
+    Raises:
+        GraphError: an argument is impossible.
+
+    >>> class Nothing(Receiver):
+    ...     def on_start(self, store):
+    ...         pass
+    >>> Source(Nothing(), schema="id LONG").describe()
+    'receiver Nothing'
+    """
+
+    receiver: Receiver
+    columns: str | StructType
+    limits: BlockLimits = field(default_factory=BlockLimits)
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        *,
+        schema: str | StructType,
+        block_interval_ms: int = 200,
+        block_bytes: int = 8 * 1024 * 1024,
+        max_backlog_rows: int = 10_000_000,
+        max_backlog_bytes: int = 256 * 1024 * 1024,
+    ) -> None:
+        given: object = receiver
+        if not isinstance(given, Receiver):
+            msg = f"receiver={given!r} is no receiver. Give an instance of a subclass of ps.receivers.Receiver."
+            raise GraphError(msg)
+        limits = block_limits(
+            block_interval_ms=block_interval_ms,
+            block_bytes=block_bytes,
+            max_backlog_rows=max_backlog_rows,
+            max_backlog_bytes=max_backlog_bytes,
+        )
+        for name, value in (("receiver", receiver), ("columns", schema), ("limits", limits)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """A position is replayed from the log."""
+        return Guarantee.EXACTLY_ONCE
+
+    @property
+    def position_kind(self) -> str:
+        """The kind of this source's positions."""
+        return RECEIVED
+
+    def schema(self, spark: SparkSession) -> StructType:
+        """The declared columns."""
+        from penstock.formats.text import struct_type
+
+        return struct_type(spark, self.columns)
+
+    def open(self, context: SourceContext, resume: Position | None) -> ReceiverReader:
+        """A reader that goes on after ``resume``.
+
+        Raises:
+            GraphError: there is no job whose state directory could keep the rows.
+            StateIncompatible: the position is of another kind, or belongs to other blocks.
+            CheckpointUnreadable: a block is missing.
+        """
+        return open_receiver(context, copy.copy(self.receiver), self.schema(context.spark), self.limits, resume)
+
+    def describe(self) -> str:
+        """The receiver's class, for people."""
+        return f"receiver {type(self.receiver).__name__}"

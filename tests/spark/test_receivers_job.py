@@ -1,0 +1,131 @@
+"""Whole jobs over rows that are received: a socket, a receiver of one's own, those of receivers.md, a failure."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import penstock as ps
+from page_kit import blocks
+from penstock.errors import GraphError
+from penstock.facts import CheckpointCompleted, Published, Restarting
+from spark.job_kit import PATIENCE, Watch, published
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+class Numbers(ps.receivers.Receiver):
+    """Stores 0, 1, 2 … reliably, and notes which were acknowledged; fails once after five."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.acknowledged: list[int] = []  # shared by the copies that run
+        self.over = threading.Event()
+
+    def on_start(self, store: ps.receivers.Store) -> None:
+        first = len(self.acknowledged)
+        for number in range(first, self.count):
+            if number == 5 and first == 0:
+                msg = "the line is dead"
+                raise ConnectionError(msg)
+            store.store_reliably([{"n": number}])
+            self.acknowledged.append(number)
+        assert self.over.wait(PATIENCE)
+
+    def on_stop(self) -> None:
+        self.over.set()
+
+
+@pytest.mark.mission("S29")
+def test_each_acknowledged_row_is_published_once_although_the_receiver_fails(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    out, watch, numbers = ps.memory.Sink(), Watch(), Numbers(12)
+
+    @ps.pipeline("numbers")
+    def pipeline(p: ps.Pipeline) -> None:
+        source = ps.receivers.Source(numbers, schema="n INT", block_interval_ms=1)
+        p.read("in", source).select("n * 2 AS twice").write("out", out)
+
+    job = ps.Job(pipeline, state=tmp_path, spark=spark, listener=watch, checkpoint_every="50ms")
+    job.start()
+    watch.wait_for(Restarting)
+    seen = 1
+    while len(out.rows) < numbers.count:
+        watch.wait_for(Published, seen)
+        seen += 1
+    job.stop()
+    ps.Job(pipeline, state=tmp_path, spark=spark).run(until="caught-up")
+
+    assert numbers.acknowledged == list(range(12))
+    assert sorted(row["twice"] for row in out.rows) == [2 * number for number in range(12)]
+    assert "The receiver failed: ConnectionError: the line is dead." in watch.of(Restarting)[0].cause
+
+
+def test_the_lines_of_a_socket_are_rows_and_its_end_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    out, watch = ps.memory.Sink(), Watch()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        @ps.pipeline("lines")
+        def pipeline(p: ps.Pipeline) -> None:
+            p.read("in", ps.socket.Source("127.0.0.1", port, max_attempts=1, with_bad=True)).write("out", out)
+
+        job = ps.Job(pipeline, state=tmp_path, spark=spark, listener=watch)
+        job.start()
+        server.settimeout(PATIENCE)
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall("eins\r\nzwei\n\xff\n".encode("latin-1"))
+        assert job.wait(PATIENCE)
+
+    assert [(row["value"], row["_bad"]) for row in out.rows] == [
+        ("eins", None),
+        ("zwei", None),
+        ("\ufffd", "not utf-8: invalid start byte"),
+    ]
+    assert job.report().counters == {("in", "bad_records"): 1}
+    assert job.report().lag["in"].rows == 0
+    assert watch.of(CheckpointCompleted)
+
+
+def test_the_jobs_of_receivers_md_run(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for code in blocks("receivers.md", "python"):
+            exec(compile(code.replace("9999", str(server.getsockname()[1])), "receivers.md", "exec"), names)
+        text, numbers = (ps.Job(names[name], state="state", spark=spark) for name in ("lines", "numbers"))
+        text.start()
+        server.settimeout(PATIENCE)
+        with server.accept()[0] as connection:
+            numbers.start()
+            answer: queue.Queue[str] = queue.Queue()
+            names["inbox"].put((7, answer))
+            assert answer.get(timeout=PATIENCE) == "received"
+            numbers.stop()
+            connection.sendall(b"one\n\ntwo\n")
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b""  # it has read to the end, and is about to connect again
+            text.stop()
+    for pipeline in (names["lines"], names["numbers"]):
+        ps.Job(pipeline, state="state", spark=spark).run(until="caught-up")
+
+    assert sorted(row["value"] for row in published(tmp_path / "out")) == ["ONE", "TWO"]
+    assert published(tmp_path / "numbers") == [{"n": 7}]
+
+
+def test_what_is_received_cannot_be_shown(spark: SparkSession) -> None:
+    stream = ps.Pipeline("lines").read("in", ps.socket.Source("localhost", 1))
+
+    with pytest.raises(GraphError, match="state directory of a job"):
+        ps.show(stream)
