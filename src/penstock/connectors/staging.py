@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from penstock.errors import CheckpointUnreadable, GraphError, InternalError
 from penstock.handles import Committable
 from penstock.spark import jvm
-from penstock.spark.plans import with_row_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -65,16 +64,14 @@ SHARD: Final = "_shard"
 _PLACE: Final = "_place"
 
 
-def write_staged(frame: DataFrame, url: str) -> int | None:
-    """Write all rows as Parquet into a new folder, in one job. Returns their number, if Spark reported it."""
-    observed, rows = with_row_count(frame)
+def write_staged(frame: DataFrame, url: str) -> None:
+    """Write all rows as Parquet into a new folder, in one job."""
     shards = [SHARD] if SHARD in frame.columns else []
     if shards:
         # Spark sorts by the shard, and keeps rows of one shard in their order only if it is told that order.
-        placed = observed.selectExpr("*", f"monotonically_increasing_id() AS {_PLACE}")
-        observed = placed.sortWithinPartitions(SHARD, _PLACE).drop(_PLACE)
-    observed.write.options(**_NO_SUCCESS_FILE).mode("error").parquet(url, partitionBy=shards)
-    return rows()
+        placed = frame.selectExpr("*", f"monotonically_increasing_id() AS {_PLACE}")
+        frame = placed.sortWithinPartitions(SHARD, _PLACE).drop(_PLACE)
+    frame.write.options(**_NO_SUCCESS_FILE).mode("error").parquet(url, partitionBy=shards)
 
 
 def shard_of(path: str) -> int:
@@ -166,10 +163,10 @@ class StagingWriter(ABC):
         folder = f"{self.root}/{self._batches}"
         self._batches += 1  # even if writing fails: no folder is used twice
         with self.explain_failure():
-            rows = write_staged(self.frame(batch), self.url(folder))
+            write_staged(self.frame(batch), self.url(folder))
         batch.settle()
-        if rows is None:  # Spark optimised the counter away, most likely because there are no rows
-            rows = sum(rows_in(self.url(path).removeprefix("file://")) for path in self.content(folder))
+        # Counted here and not in the job, where a count costs as much as a step of the pipeline.
+        rows = sum(rows_in(self.url(path).removeprefix("file://")) for path in self.content(folder))
         if rows == 0:
             self.remove([StagedBatch(folder, rows)])
             return rows
