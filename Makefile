@@ -117,7 +117,7 @@ newcomer: $(INSTALLED) ## a new user's first minutes, from the wheel on; ARGS=--
 	@$(WITH_JAVA) PYTHONPATH=tests $(BIN)/python tests/crash/newcomer.py $(ARGS)
 
 ##@ Measure
-.PHONY: bench-windows bench-checkpoint bench-kafka bench-latency bench-files soak
+.PHONY: bench-windows bench-checkpoint bench-kafka bench-kafka-out bench-latency bench-files soak
 bench-windows: $(INSTALLED) ## windows against Structured Streaming and a plain Spark job, side by side; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/windows.py $(ARGS)
 
@@ -126,6 +126,9 @@ bench-checkpoint: $(INSTALLED) ## what checkpoints of 1 GB of state cost and how
 
 bench-kafka: $(INSTALLED) ## a backlog on a real broker, counted in windows, against Structured Streaming; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/kafka.py $(ARGS)
+
+bench-kafka-out: $(INSTALLED) ## from a topic to a topic, live and a backlog, against Structured Streaming; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python bench/kafka_out.py $(ARGS)
 
 bench-latency: $(INSTALLED) ## from append to sink on a live topic, against Structured Streaming; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/latency.py $(ARGS)

@@ -138,6 +138,7 @@ TARGETS = {
     "bench-windows": "measures, for which the machine must do nothing else",
     "bench-checkpoint": "spark/test_bench_short.py",
     "bench-kafka": "as above",
+    "bench-kafka-out": "as above",
     "bench-latency": "as above",
     "soak": "spark/test_bench_short.py",
     "docs": "core/test_docs_site.py",

@@ -241,6 +241,8 @@ class Committable:
         detail: what else the committer needs; no secrets.
         committer: ``module:class`` of a committer that is not penstock's own; empty for penstock's kinds. Any process
             finds it by importing it. Writers leave it empty: it is taken from the sink's ``committers``.
+        shard: which part of the sink's output it is. Shards are published side by side, each in the order of its
+            checkpoints: each has an identity of its own outside.
     """
 
     uid: str
@@ -250,6 +252,7 @@ class Committable:
     files: tuple[FileRef, ...]
     detail: Json = None
     committer: str = ""
+    shard: int = 0
 
     @property
     def bytes(self) -> int:

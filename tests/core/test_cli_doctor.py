@@ -10,6 +10,7 @@ import pytest
 
 from core.cli_kit import say
 from penstock.admin import doctor as admin_doctor
+from penstock.admin import doctor_kafka
 from penstock.admin.doctor_checks import fail, ok, warn
 from penstock.cli.doctor import SCHEMA, document, summary, text_of
 from penstock.cli.output import Output
@@ -233,7 +234,7 @@ def test_an_output_folder_that_takes_no_file_fails(tmp_path, folders, monkeypatc
 
 
 def test_a_broker_that_does_not_answer_fails_within_its_time(tmp_path, java, monkeypatch):
-    monkeypatch.setattr(admin_doctor, "BROKER_TIMEOUT", 0.3)
+    monkeypatch.setattr(doctor_kafka, "BROKER_TIMEOUT", 0.3)
     with socket.socket() as nobody:  # bound, and does not listen
         nobody.bind(("127.0.0.1", 0))
         servers = f"127.0.0.1:{nobody.getsockname()[1]}"

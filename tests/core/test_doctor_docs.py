@@ -15,7 +15,7 @@ import pytest
 from core.cli_kit import say
 from core.plan_kit import SHOP, module
 from page_kit import command_lines, sample
-from penstock.admin import doctor
+from penstock.admin import doctor_kafka
 from penstock.admin.doctor import MIB, kind_finding, space_of, try_spark
 from penstock.admin.doctor_checks import GIB, Finding, Status, cores_of, memory_of
 from penstock.cli.doctor import summary, text_of
@@ -77,7 +77,7 @@ def test_what_the_page_shows_of_another_machine_is_what_is_said_there() -> None:
 def test_the_other_lines_of_the_page_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a session, which test_doctor_spark makes; brokers of these names are nowhere."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "BROKER_TIMEOUT", 0.3)
+    monkeypatch.setattr(doctor_kafka, "BROKER_TIMEOUT", 0.3)
     for name in filter(lambda name: not clean(name), list(os.environ)):
         monkeypatch.delenv(name)
     ours = module(tmp_path, SHOP)

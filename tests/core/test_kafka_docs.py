@@ -48,7 +48,7 @@ def test_what_the_page_says_of_a_sink_is_so():
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
     sink = ps.kafka.Sink(servers="k:9092", topic="t", transactional_id_prefix="shop")
     assert sink.guarantee is Guarantee.EXACTLY_ONCE
-    assert sink.identity_in("log").transactional_id == "shop-0"
+    assert [each.transactional_id for each in sink.identities_in("log")] == ["shop-0"]
     assert transactional._DEFAULTS["transaction.timeout.ms"] == 5 * 60_000
     assert "`transaction.timeout.ms`, five minutes" in text
     assert transactions._RENEW_AFTER == 10 * 60_000_000

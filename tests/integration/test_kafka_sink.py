@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import re
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +21,14 @@ import penstock as ps
 from integration.test_kafka_job import orders
 from penstock import failpoints
 from penstock.api.pipeline import PipelineDefinition
+from penstock.checkpoint.log import read_history
 from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.features import transaction_version
-from penstock.connectors.kafka.identity import Marker
+from penstock.connectors.kafka.identity import Identity, Marker
 from penstock.connectors.kafka.records import OutputRecord
 from penstock.connectors.kafka.transactional import KafkaTransactions
 from penstock.connectors.kafka.transactions import ClientFailure
-from penstock.errors import SinkIdentityConflict
+from penstock.errors import InternalError, SinkIdentityConflict
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CommitOutcome
 from penstock.testing.contracts import SinkContract
@@ -170,3 +177,109 @@ def test_the_pipeline_of_the_page_about_kafka_goes_from_kafka_to_kafka(spark, br
     assert {each.key for each in topics.read("counts")} == {b"u0", b"u1", b"u2"}
     newest = {each.key: json.loads(each.value or b"")["n"] for each in topics.read("live")}
     assert sorted(newest.values()) == sorted([8, 6, 6] * 3)
+
+
+ATTEMPT = """
+import pickle, sys
+from penstock.connectors.kafka.shards import publish_in_task
+from penstock.filesystem.local import LocalFileSystem
+item, identity, root = pickle.loads(sys.stdin.buffer.read())
+print(publish_in_task(item, identity, LocalFileSystem(root)))
+"""
+"""An attempt of a task: a process of its own, as a worker of an executor is."""
+
+
+def test_shards_publish_side_by_side_however_often_their_tasks_run(spark, broker, topics, tmp_path):
+    topic, out = topics.create("in", partitions=2), topics.create("out", partitions=3)
+
+    @ps.pipeline("shards")
+    def pipeline(p: ps.Pipeline) -> None:
+        raw = p.read("orders", ps.kafka.Source(servers=broker.servers, topics=[topic]))
+        parsed = raw.parse_json("value", "id LONG, user STRING, at TIMESTAMP", on_error="fail")
+        sink = ps.kafka.Sink(servers=broker.servers, topic=out, key="user", transactional_id_prefix=out, shards=2)
+        parsed.select("id", "user").write("out", sink)
+
+    topics.produce(topic, orders(range(3), 2))
+    settings = {"state": tmp_path / "state", "spark": spark}
+    with failpoints.armed("sink.commit.before", "raise"), pytest.raises(InternalError, match="FailpointCrash"):
+        ps.Job(pipeline, **settings).run(until="caught-up")
+    directory = LocalFileSystem(tmp_path / "state" / "shards")
+    waiting = read_history(directory, "shards").open_committables
+    assert {item.shard for item in waiting} == {0, 1}, "users are in both"
+
+    # A worker dies in the middle of a transaction; two attempts at once, as speculation runs them, take the id in turn.
+    item = waiting[-1]
+    given = pickle.dumps((item, Identity.of(item), str(tmp_path / "state" / "shards")))
+
+    def attempt(**environment: str) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-c", ATTEMPT]
+        return subprocess.run(command, input=given, capture_output=True, check=False, env={**os.environ, **environment})
+
+    assert attempt(PENSTOCK_FAILPOINTS="sink.kafka.marked=kill").returncode == -signal.SIGKILL
+    assert topics.read(out) == []
+    with ThreadPoolExecutor(2) as threads:
+        both = [each.result() for each in [threads.submit(attempt), threads.submit(attempt)]]
+    assert sum(b"CommitOutcome.DONE" in each.stdout for each in both) <= 1, both
+
+    # The job goes on: what waits is published as it was prepared, and nothing twice.
+    topics.produce(topic, orders(range(3, 4), 2))
+    ps.Job(pipeline, **settings).run(until="caught-up")
+    found = [json.loads(each.value or b"") for each in topics.read(out)]
+    sent = [json.loads(each.value or b"") for each in orders(range(4), 2)]
+    assert Counter((row["id"], row["user"]) for row in found) == Counter((row["id"], row["user"]) for row in sent)
+
+
+def test_23_24_a_marker_that_expired_stops_only_what_is_open_and_a_changed_prefix_publishes_under_the_old_one(
+    spark, broker, topics, tmp_path
+):
+    topic, out = topics.create("in"), topics.create("out")
+
+    def start(prefix: str, **more: Any) -> None:
+        @ps.pipeline("copy")
+        def pipeline(p: ps.Pipeline) -> None:
+            place = {"servers": broker.servers, "topic": out, "transactional_id_prefix": prefix}
+            raw = p.read("orders", ps.kafka.Source(servers=broker.servers, topics=[topic]))
+            raw.select("value").write("out", ps.kafka.Sink(**place, format="raw", **more))
+
+        topics.produce(topic, orders(range(1), 1))
+        ps.Job(pipeline, state=tmp_path / "state", spark=spark).run(until="caught-up")
+
+    def crash(prefix: str) -> None:
+        with failpoints.armed("sink.commit.before", "raise"), pytest.raises(InternalError, match="FailpointCrash"):
+            start(prefix)
+
+    def forget(prefix: str) -> None:
+        """As the brokers do after ``offsets.retention.minutes``."""
+        topics.admin.delete_consumer_groups([f"{out}-{prefix}-0"])[f"{out}-{prefix}-0"].result()
+
+    def seen() -> int:
+        return len(topics.read(out))
+
+    start(f"{out}-a")
+    forget("a")
+    start(f"{out}-a")  # nothing is open: the log is the proof
+    assert seen() == 20
+    crash(f"{out}-a")
+    forget("a")
+    with pytest.raises(SinkIdentityConflict, match=r"on_lost_marker='publish' if they are not"):
+        start(f"{out}-a")
+    assert seen() == 20
+    start(f"{out}-a", on_lost_marker="publish")
+    rows = seen()
+    assert rows >= 30, "what was open, and what came meanwhile"
+    crash(f"{out}-a")
+    start(f"{out}-b")
+    old, new = (
+        KafkaTransactions(Connection(servers=broker.servers, options={}), f"{out}-{name}-0", out) for name in "ab"
+    )
+    try:
+        marks = old.marker(), new.marker()
+    finally:
+        old.close()
+        new.close()
+    assert marks[0] is not None
+    assert marks[1] is not None
+    assert marks[0].next < marks[1].next, "the last output under the old name, then the new one's"
+    assert Counter(each.value for each in topics.read(out)) == Counter(
+        {each.value: seen() // 10 for each in orders(range(1), 1)}
+    ), "nothing is there twice or missing"

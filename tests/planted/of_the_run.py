@@ -22,25 +22,26 @@ from simulation.outside import EpochCommitter
 def _(put):
     real = CommitQueue.record_outcome
 
-    def returned(self, uid, checkpoint, outcome, at):
-        queue = self._queues.get(uid)
-        if outcome in {CommitOutcome.RETRY, CommitOutcome.UNKNOWN} and queue is not None and len(queue.items) > 1:
+    def record(self, returned):
+        queue = self._queues.get((returned.uid, returned.shard))
+        fails = returned.outcome in {CommitOutcome.RETRY, CommitOutcome.UNKNOWN}
+        if fails and queue is not None and len(queue.items) > 1:
             queue.items.rotate(-1)
             return [self._commit(queue)]
-        return real(self, uid, checkpoint, outcome, at)
+        return real(self, returned)
 
-    put(CommitQueue, "record_outcome", returned)
+    put(CommitQueue, "record_outcome", record)
 
 
 @bug("S1-unknown", "a commit of unknown outcome is taken for done")
 def _(put):
     real = CommitQueue.record_outcome
 
-    def returned(self, uid, checkpoint, outcome, at):
-        done = CommitOutcome.DONE if outcome is CommitOutcome.UNKNOWN else outcome
-        return real(self, uid, checkpoint, done, at)
+    def record(self, returned):
+        done = CommitOutcome.DONE if returned.outcome is CommitOutcome.UNKNOWN else returned.outcome
+        return real(self, replace(returned, outcome=done))
 
-    put(CommitQueue, "record_outcome", returned)
+    put(CommitQueue, "record_outcome", record)
 
 
 @bug("S2", "output prepared for an aborted checkpoint is dropped")

@@ -1,4 +1,4 @@
-"""``penstock doctor``: all checks in order, with those of brokers, Spark and the state folder.
+"""``penstock doctor``: all checks in order, with those of Spark and the state folder.
 
 ``python -m penstock.admin.doctor`` makes a session and shows what Spark says when it cannot.
 """
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,13 +29,12 @@ from penstock.admin.doctor_checks import (
     ok,
     warn,
 )
+from penstock.admin.doctor_kafka import look_at_brokers, look_at_transactions
 from penstock.clock import Clock, SystemClock
 from penstock.connectors.files.sink import Sink as FilesSink
 from penstock.connectors.files.source import Source as FilesSource
-from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.sink import Sink as KafkaSink
 from penstock.connectors.kafka.source import Source as KafkaSource
-from penstock.connectors.secrets import Option, resolve
 from penstock.control.client import root_of
 from penstock.errors import PenstockError, SettingsError, StateDirectoryRefused
 from penstock.filesystem.local import NETWORK, LocalFileSystem, kind_of
@@ -157,6 +156,7 @@ def _brokers(servers: str | None, graph: Graph | None, announce: Callable[[str],
         if isinstance(node, Write) and isinstance(node.sink, KafkaSink):
             announce(f"asking {node.sink.servers}")
             yield from look_at_brokers(node.sink.servers, options=node.sink.options, topics=(node.sink.topic,))
+            yield from look_at_transactions(node.sink)
 
 
 def _own_session() -> Iterator[Finding]:
@@ -235,78 +235,6 @@ def output_folder(name: str, sink: FilesSink) -> Finding:
         fix = "give this user the right to write there, move the file away that is in its place, or name another path"
         return fail(name, f"{what}: cannot write in {folder}: {error.strerror or error}", fix)
     return ok(name, f"{what}: can be written{made}")
-
-
-# ---- Kafka brokers ---------------------------------------------------------------------------------------------------
-
-BROKER_TIMEOUT: Final = 5.0
-"""Seconds that a broker gets to answer."""
-
-
-def look_at_brokers(
-    servers: str, *, options: Mapping[str, Option] | None = None, topics: Collection[str] = ()
-) -> Iterator[Finding]:
-    """Check that the cluster answers a request for its metadata and has the topics.
-
-    Args:
-        servers: ``host:port``, several with commas.
-        options: client properties of the source that reads from there, or of the sink.
-        topics: the topics that must exist.
-    """
-    name = f"kafka {servers}"
-    try:
-        import confluent_kafka
-        from confluent_kafka.admin import AdminClient
-    except ImportError:
-        yield fail(name, "its client library is not installed", "pip install 'penstock[kafka]'")
-        return
-    errors: list[str] = []
-    try:
-        properties = resolve(Connection(servers=servers, options=options or {}).client_options())
-        make_client: Any = AdminClient
-        admin = make_client({**properties, "error_cb": lambda error: errors.append(str(error.str())), "log_level": 0})
-    except (PenstockError, confluent_kafka.KafkaException, ValueError) as error:
-        yield fail(name, _error_text(error), "correct the servers and options of the source or sink")
-        return
-    try:
-        metadata = admin.list_topics(timeout=BROKER_TIMEOUT)
-    except confluent_kafka.KafkaException as error:
-        admin.poll(0)  # calls error_cb with the errors so far
-        yield unreachable(name, _error_text(error), errors)
-        return
-    versions = f"confluent-kafka {confluent_kafka.__version__}, librdkafka {confluent_kafka.libversion()[0]}"
-    yield reached(name, len(metadata.brokers), len(metadata.topics), versions)
-    yield from topics_missing(name, wanted=topics, existing=set(metadata.topics))
-
-
-def reached(name: str, brokers: int, topics: int, client: str) -> Finding:
-    """Return the finding that the cluster answered."""
-    many = "1 broker" if brokers == 1 else f"{brokers} brokers"
-    return ok(name, f"{many}, {topics} topics ({client})")
-
-
-def unreachable(name: str, why: str, errors: Collection[str] = ()) -> Finding:
-    """Return the finding that the cluster did not answer."""
-    more = next(iter(errors), "")
-    found = f"no answer within {BROKER_TIMEOUT:g} s: {why}" + (f" ({more})" if more and more not in why else "")
-    fix = (
-        "look whether a broker listens there, and whether its advertised.listeners name addresses that this machine "
-        "can reach; for TLS or SASL name the pipeline instead of --servers, so that its options are used"
-    )
-    return fail(name, found, fix)
-
-
-def topics_missing(name: str, *, wanted: Collection[str], existing: Collection[str]) -> Iterator[Finding]:
-    """Yield a warning if topics are missing."""
-    missing = sorted(set(wanted) - set(existing))
-    if missing:
-        yield warn(name, f"topics that are not there: {', '.join(missing)}", "make them before the job is started")
-
-
-def _error_text(error: Exception) -> str:
-    inner = error.args[0] if error.args else error
-    text = getattr(inner, "str", None)
-    return str(text()) if callable(text) else str(error)
 
 
 # ---- Spark -----------------------------------------------------------------------------------------------------------

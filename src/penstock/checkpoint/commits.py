@@ -1,24 +1,26 @@
-"""The way of committables from the sinks into the log, and their publishing in order for each sink (S1, S2)."""
+"""The way of committables from the sinks into the log, and their publishing in order for each shard (S1, S2)."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
-from penstock.checkpoint.events import Commit, CommitRetryDue, Effect, WakeAt
+from penstock.checkpoint.events import Commit, CommitRetryDue, CommitReturned, Effect, WakeAt
 from penstock.clock import MonotonicTime
 from penstock.errors import InternalError
 from penstock.handles import CheckpointId, CommitOutcome, Committable
 
 NONE: Final = CheckpointId(-1)
 """Before the first checkpoint."""
+_Shard: TypeAlias = "tuple[str, int]"
+"""A sink's uid, and one of its shards."""
 
 
 @dataclass(slots=True)
-class _SinkQueue:
-    """The open committables of one sink uid; only the first is ever being committed.
+class _ShardQueue:
+    """The open committables of one shard of a sink uid; only the first is ever being committed.
 
     Attributes:
         items: in the order of their checkpoints.
@@ -38,11 +40,11 @@ class _SinkQueue:
 
 
 class CommitQueue:
-    """Every committable that is not confirmed: first those in no manifest, then one queue for each sink uid.
+    """Every committable that is not confirmed: first those in no manifest, then a queue for each shard of a sink uid.
 
     Committables of an aborted checkpoint go into the next manifest (S2). Those in the log are published in order: after
     ``RETRY`` or ``UNKNOWN`` the queue waits until its first is tried again, and nothing is skipped (S1). Output of a
-    uid's old identity is published before that of its new one, since both are in one queue (S6).
+    uid's old identity is published before that of its new one: a start publishes what is open before it runs (S6).
 
     Args:
         backoff: microseconds before a commit is tried again; doubled each time.
@@ -55,7 +57,7 @@ class CommitQueue:
     def __init__(self, backoff: int, limit: int) -> None:
         self._backoff = backoff
         self._limit = limit
-        self._queues: dict[str, _SinkQueue] = {}
+        self._queues: dict[_Shard, _ShardQueue] = {}
         self._carried: list[Committable] = []  # handed over, in no manifest yet
         self._sent: list[Committable] = []  # what the manifest that is being written adds to the log
         self._newest_sent = NONE  # checkpoint of the newest manifest that is in the log or being written
@@ -64,7 +66,7 @@ class CommitQueue:
 
     @property
     def open(self) -> tuple[Committable, ...]:
-        """The committables in the log that are not confirmed, in order for each uid."""
+        """The committables in the log that are not confirmed, in order for each shard."""
         return tuple(item for _, queue in sorted(self._queues.items()) for item in queue.items)
 
     # ---- into the log ------------------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ class CommitQueue:
         self._newest_sent = checkpoint
         self._sent, self._carried = [*self._sent, *self._carried], []
         self.is_unrecorded = False
-        return tuple(sorted((*self.open, *self._sent), key=lambda item: (item.uid, item.checkpoint)))
+        return tuple(sorted((*self.open, *self._sent), key=lambda item: (item.uid, item.shard, item.checkpoint)))
 
     def not_logged(self) -> None:
         """Take back what was sent: its manifest is certainly not in the log. The next manifest gets it."""
@@ -111,45 +113,46 @@ class CommitQueue:
 
     def publish(self, items: Iterable[Committable]) -> list[Effect]:
         """Queue committables that are in the log; returns a commit for each queue that was at rest."""
-        queues: dict[str, _SinkQueue] = {}
+        queues: dict[_Shard, _ShardQueue] = {}
         for item in sorted(items, key=lambda item: item.checkpoint):
-            queue = queues[item.uid] = self._queues.setdefault(item.uid, _SinkQueue(deque()))
+            shard = item.uid, item.shard
+            queue = queues[shard] = self._queues.setdefault(shard, _ShardQueue(deque()))
             queue.items.append(item)
         return [self._commit(queue) for _, queue in sorted(queues.items()) if queue.is_at_rest]
 
-    def record_outcome(
-        self, uid: str, checkpoint: CheckpointId, outcome: CommitOutcome, at: MonotonicTime
-    ) -> list[Effect]:
+    def record_outcome(self, returned: CommitReturned) -> list[Effect]:
         """Take in the outcome of a commit; returns the commit of the next item, or the timer of the next try.
 
         Raises:
-            InternalError: no commit of this sink and checkpoint was under way.
+            InternalError: no commit of this shard and checkpoint was under way.
         """
-        queue = self._queues.get(uid)
+        uid, shard, checkpoint = returned.uid, returned.shard, returned.checkpoint
+        queue = self._queues.get((uid, shard))
         if queue is None or not queue.is_running or queue.items[0].checkpoint != checkpoint:
-            msg = f"No commit of '{uid}' for checkpoint {checkpoint} is under way."
+            msg = f"No commit of '{uid}' (shard {shard}) for checkpoint {checkpoint} is under way."
             raise InternalError(msg)
         queue.is_running = False
-        if outcome in {CommitOutcome.RETRY, CommitOutcome.UNKNOWN}:
-            queue.retry_at = MonotonicTime(at + min(self._backoff * 2 ** min(queue.attempt - 1, 30), self._limit))
-            return [WakeAt(at=queue.retry_at, timer=CommitRetryDue(uid=uid, checkpoint=checkpoint, due=queue.retry_at))]
+        if returned.outcome in {CommitOutcome.RETRY, CommitOutcome.UNKNOWN}:
+            wait = min(self._backoff * 2 ** min(queue.attempt - 1, 30), self._limit)
+            queue.retry_at = due = MonotonicTime(returned.at + wait)
+            return [WakeAt(at=due, timer=CommitRetryDue(uid=uid, shard=shard, checkpoint=checkpoint, due=due))]
         self.is_unrecorded = True
         queue.items.popleft()
         queue.attempt = 0
         if queue.items:
             return [self._commit(queue)]
-        del self._queues[uid]
+        del self._queues[uid, shard]
         return []
 
     def due(self, timer: CommitRetryDue) -> list[Effect]:
         """Try the commit again that the timer is for; returns nothing if that timer is outdated."""
-        queue = self._queues.get(timer.uid)
+        queue = self._queues.get((timer.uid, timer.shard))
         if queue is None or queue.retry_at != timer.due:
             return []
         return [self._commit(queue)]
 
     @staticmethod
-    def _commit(queue: _SinkQueue) -> Effect:
+    def _commit(queue: _ShardQueue) -> Effect:
         queue.attempt += 1
         queue.is_running = True
         queue.retry_at = None

@@ -302,7 +302,7 @@ class Coordinator:
     # ---- commit ------------------------------------------------------------------------------------------------------
 
     def _commit_returned(self, event: CommitReturned) -> list[Effect]:
-        effects = self._commits.record_outcome(event.uid, event.checkpoint, event.outcome, event.at)
+        effects = self._commits.record_outcome(event)
         return [*effects, *self._stopping.proceed(self._commits.open, event.wall)]
 
     # ---- stop --------------------------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ FORMS: Final = {
     ),
     LayerRef: JsonForm(at_least={"level": 0, "rows": 0}),
     Committable: JsonForm(
-        at_least={"checkpoint": 0},
-        optional={"committer"},  # added later: committables of penstock's own kinds do not have it
+        at_least={"checkpoint": 0, "shard": 0},
+        optional={"committer", "shard"},  # added later: most committables do not have them
         label=lambda item: f"committable of '{item.uid}'",
     ),
     FileRef: JsonForm(at_least={"length": 0}),

@@ -39,11 +39,12 @@ class RetryDue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRetryDue:
-    """Time to commit this sink's oldest open committable again."""
+    """Time to commit the oldest open committable of this sink and shard again."""
 
     uid: str
     checkpoint: CheckpointId
     due: MonotonicTime
+    shard: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +292,7 @@ class CommitReturned:
     checkpoint: CheckpointId
     outcome: CommitOutcome
     message: str = ""
+    shard: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from penstock.errors import CheckpointUnreadable, GraphError, InternalError
 from penstock.handles import Committable
 from penstock.spark import jvm
-from penstock.spark.plans import with_row_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,11 +59,30 @@ def check_column(column: StructField) -> None:
         raise GraphError(msg)
 
 
-def write_staged(frame: DataFrame, url: str) -> int | None:
-    """Write all rows as Parquet into a new folder, in one job. Returns their number, if Spark reported it."""
-    observed, rows = with_row_count(frame)
-    observed.write.options(**_NO_SUCCESS_FILE).mode("error").parquet(url)
-    return rows()
+SHARD: Final = "_shard"
+"""The column that says which shard of the output a row belongs to. Each shard has files of its own, without it."""
+_PLACE: Final = "_place"
+
+
+def write_staged(frame: DataFrame, url: str) -> None:
+    """Write all rows as Parquet into a new folder, in one job."""
+    shards = [SHARD] if SHARD in frame.columns else []
+    if shards:
+        # Spark sorts by the shard, and keeps rows of one shard in their order only if it is told that order.
+        placed = frame.selectExpr("*", f"monotonically_increasing_id() AS {_PLACE}")
+        frame = placed.sortWithinPartitions(SHARD, _PLACE).drop(_PLACE)
+    frame.write.options(**_NO_SUCCESS_FILE).mode("error").parquet(url, partitionBy=shards)
+
+
+def shard_of(path: str) -> int:
+    """The shard that a staged file belongs to.
+
+    >>> shard_of("staged/out/7/0/_shard=3/part-0.parquet"), shard_of("staged/out/7/0/part-0.parquet")
+    (3, 0)
+    """
+    folder = path.rpartition("/")[0].rpartition("/")[2]
+    name, _, number = folder.partition("=")
+    return int(number) if name == SHARD else 0
 
 
 def rows_in(path: str) -> int:
@@ -145,10 +163,10 @@ class StagingWriter(ABC):
         folder = f"{self.root}/{self._batches}"
         self._batches += 1  # even if writing fails: no folder is used twice
         with self.explain_failure():
-            rows = write_staged(self.frame(batch), self.url(folder))
+            write_staged(self.frame(batch), self.url(folder))
         batch.settle()
-        if rows is None:  # Spark optimised the counter away, most likely because there are no rows
-            rows = sum(rows_in(self.url(path).removeprefix("file://")) for path in self.content(folder))
+        # Counted here and not in the job, where a count costs as much as a step of the pipeline.
+        rows = sum(rows_in(self.url(path).removeprefix("file://")) for path in self.content(folder))
         if rows == 0:
             self.remove([StagedBatch(folder, rows)])
             return rows
@@ -222,25 +240,26 @@ class StagedWriter(StagingWriter):
     """A writer for sinks whose committer reads staged rows: Parquet files in the job's directory, synced.
 
     Each epoch with rows becomes one committable, which names its files. penstock deletes them once the log says that
-    they were published. ``staged_table`` and ``staged_frame`` read them.
+    they were published. ``staged_table`` and ``staged_frame`` read them. A sink with several shards has a committable
+    for each that has rows; its frames have the column ``SHARD``.
 
     Args:
         context: of the sink.
         kind: of the committables.
         target: where they go, for people and for identity.
-        detail: what else the committer needs; no secrets.
+        details: what else the committer needs, for each shard; no secrets.
     """
 
     def __init__(
-        self, context: SinkContext, *, kind: str, target: str, detail: Mapping[str, Json] | None = None
+        self, context: SinkContext, *, kind: str, target: str, details: Sequence[Mapping[str, Json]] = ({},)
     ) -> None:
         super().__init__(context, context.staging)
         self._kind = kind
         self._target = target
-        self._detail: dict[str, Json] = {**(detail or {}), "schema": context.schema.jsonValue()}
+        self._details = [{**detail, "schema": context.schema.jsonValue()} for detail in details]
 
     def committables(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> Sequence[Committable]:
-        """One committable of all files of the epoch, in the order of its batches."""
+        """A committable for each shard, of all its files of the epoch, in the order of the batches."""
         context, filesystem = self.context, self.context.filesystem
         files = [filesystem.settle(path) for part in epoch for path in self.content(part.folder)]
         if not files:
@@ -250,15 +269,18 @@ class StagedWriter(StagingWriter):
             for path in filesystem.list(part.folder):  # Hadoop's check sums, files of killed attempts
                 if path not in kept:
                     filesystem.delete(path)
-        item = Committable(
-            uid=context.uid,
-            kind=self._kind,
-            checkpoint=checkpoint,
-            target=self._target,
-            files=tuple(files),
-            detail={**self._detail, "log": context.log_id},
+        return tuple(
+            Committable(
+                uid=context.uid,
+                kind=self._kind,
+                checkpoint=checkpoint,
+                target=self._target,
+                files=tuple(file for file in files if shard_of(file.path) == shard),
+                detail={**self._details[shard], "log": context.log_id},
+                shard=shard,
+            )
+            for shard in sorted({shard_of(file.path) for file in files})
         )
-        return (item,)
 
 
 class NoOutput:

@@ -178,6 +178,8 @@ def _floats(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Ex
 def _times(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
     if pa.types.is_date(kind):
         return _only(array, pc.match_substring_regex(array, _IS_DATE), kind)
+    if kind.tz is not None and are_of_one_form(array):
+        return array.cast(kind), None
     if kind.tz is None:
         return _only(array, pc.match_substring_regex(array, _IS_LOCAL), kind)
     zoned = pc.match_substring_regex(array, _IS_ZONED)
@@ -186,6 +188,35 @@ def _times(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exa
         array = pc.if_else(local, pc.binary_join_element_wise(array, "Z", ""), array)
         zoned = pc.or_(zoned, local)
     return _only(array, zoned, kind)
+
+
+_FORM: Final = b"0000-00-00T00:00:00.000000"
+_MOST: Final = b"9999-19-39T29:59:59.999999"
+_TO_SECONDS: Final = 19
+"""Characters of a time up to its seconds."""
+
+
+def are_of_one_form(array: Array) -> bool:
+    """Whether all texts are ``yyyy-MM-ddTHH:mm:ssZ``, or all so with the same number of digits of a second.
+
+    ``_IS_ZONED`` matches them too, and takes four times as long. A day that the month does not have is not noticed.
+
+    >>> are_of_one_form(pa.array(["2026-01-31T23:59:59Z", "2026-01-31T24:00:00Z"]))
+    False
+    """
+    if not len(array) or array.null_count:
+        return False
+    offsets = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+    size = int(offsets[1] - offsets[0])
+    fraction = size - 1 - _TO_SECONDS  # with its point
+    if not (fraction == 0 or 2 <= fraction <= len(_FORM) - _TO_SECONDS) or (np.diff(offsets) != size).any():  # noqa: PLR2004
+        return False
+    texts = np.frombuffer(array.buffers()[2], np.uint8)[offsets[0] : offsets[-1]].reshape(-1, size)
+    least, most = (np.frombuffer(each[: size - 1] + b"Z", np.uint8) for each in (_FORM, _MOST))
+    if not ((texts >= least) & (texts <= most)).all():
+        return False
+    month, day, hour = (texts[:, at].astype(np.int16) * 10 + texts[:, at + 1] - 11 * ord("0") for at in (5, 8, 11))
+    return bool(((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (hour <= 23)).all())  # noqa: PLR2004
 
 
 def _bytes(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:

@@ -375,7 +375,8 @@ class Supervisor:
             case NotifyCompleted(checkpoint=checkpoint):
                 self._notify_tasks(Completed(checkpoint=checkpoint))
             case Commit(item=item):
-                workers.submit(f"{item.uid}-commit", lambda: self._commit(item))
+                shard = f"-{item.shard}" if item.shard else ""
+                workers.submit(f"{item.uid}-commit{shard}", lambda: self._commit(item))
             case WakeAt(at=at, timer=timer):
                 self._mailbox.set_alarm(at, timer)
             case DiscardSnapshot():
@@ -472,6 +473,7 @@ class Supervisor:
                 checkpoint=item.checkpoint,
                 outcome=outcome,
                 message=message,
+                shard=item.shard,
             )
         )
 

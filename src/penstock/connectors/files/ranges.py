@@ -106,6 +106,8 @@ def frame_of(
 
 def _opened(decoded: DataFrame, content: FileFormat) -> DataFrame:
     blank = "false" if content.multi_line else r"btrim(value, ' \t') = ''"
+    if content.format == "json":
+        blank = f"{text.REASON} IS NOT NULL AND {blank}"  # a blank line is no JSON: good rows are not asked
     return text.failfast(decoded, "value", place="_file", skip=blank, drop_others=not content.with_file)
 
 

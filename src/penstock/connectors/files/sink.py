@@ -39,7 +39,7 @@ KIND: Final = "files/1"
 """Kind of the committables."""
 
 
-_LARGE_FILE: Final = 4 * 1024 * 1024
+_LARGE_FILE: Final = 1024 * 1024
 """Bytes of a file from which on fewer and larger ones are not worth to write all rows again."""
 
 

@@ -160,6 +160,7 @@ def _least(*limits: int | None) -> int | None:
 # ---- checks of arguments ---------------------------------------------------------------------------------------------
 # They raise ``GraphError`` for a value that is impossible.
 
+_MOST_SHARDS: Final = 64
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SERVER: Final = re.compile(r"(?:\w+://)?(?:[\w.-]+|\[[0-9a-fA-F:.%]+\]):\d{1,5}")
 
@@ -168,6 +169,16 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raise ``GraphError`` unless ``value`` is one of ``choices``."""
     if value not in choices:
         msg = f"{name} is {value!r}, but must be one of {', '.join(repr(choice) for choice in choices)}."
+        raise GraphError(msg)
+
+
+def check_shards(shards: object, *, has_transactions: bool) -> None:
+    """Raise ``GraphError`` unless ``shards`` is a number of producers that the guarantee can use."""
+    if not isinstance(shards, int) or isinstance(shards, bool) or not 1 <= shards <= _MOST_SHARDS:
+        msg = f"shards is {shards!r}, but must be a whole number from 1 to {_MOST_SHARDS}."
+        raise GraphError(msg)
+    if shards > 1 and not has_transactions:
+        msg = f"shards is {shards}, but only exactly-once output has shards. Leave it out, or guarantee."
         raise GraphError(msg)
 
 

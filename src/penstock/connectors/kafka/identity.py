@@ -27,6 +27,7 @@ class Identity:
         topic: of records that name none; its partition 0 has the marker.
         log_id: of the job whose output it is.
         on_lost_marker: what to do with open output of which no marker says whether it was published.
+        shards: how many such identities the sink has. If several, executors publish.
     """
 
     connection: Connection
@@ -34,6 +35,7 @@ class Identity:
     topic: str
     log_id: str
     on_lost_marker: OnLostMarker = "fail"
+    shards: int = 1
 
     def to_json(self) -> dict[str, Json]:
         """The identity as the detail of a committable."""
@@ -44,6 +46,7 @@ class Identity:
             "topic": self.topic,
             "log": self.log_id,
             "on_lost_marker": self.on_lost_marker,
+            "shards": self.shards,
         }
 
     @classmethod
@@ -56,6 +59,7 @@ class Identity:
             topic=detail["topic"],
             log_id=detail["log"],
             on_lost_marker=detail["on_lost_marker"],
+            shards=detail["shards"],
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from penstock.connectors.staging import check_names
+from penstock.connectors.staging import SHARD, check_names
 from penstock.errors import GraphError, no_column
 from penstock.interfaces.sink import CHANGE_COLUMN
 from penstock.spark.sql import quote_identifier
@@ -141,6 +141,13 @@ class RecordParts:
         if CHANGE_COLUMN in schema.fieldNames():
             frame = frame.where(f"{CHANGE_COLUMN} <> 'update_before'")
         return frame.selectExpr(*self._expressions(schema))
+
+    def in_shards(self, records: DataFrame, shards: int) -> DataFrame:
+        """Records with the column ``SHARD``: those of a key are in one, or else those of a partition, or else any."""
+        by = [name for name in ("key", "partition") if name in records.columns]
+        hashes = [f"IF({name} IS NULL, NULL, xxhash64({name}))" for name in by]
+        number = f"coalesce({', '.join([*hashes, 'monotonically_increasing_id()'])})"
+        return records.selectExpr("*", f"CAST(pmod({number}, {shards}) AS INT) AS {SHARD}")
 
     def _expressions(self, schema: StructType) -> list[str]:
         kinds = {field.name: field.dataType for field in schema.fields}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
@@ -14,6 +15,7 @@ from penstock.connectors.kafka.config import (
     check_choice,
     check_options,
     check_prefix,
+    check_shards,
     check_topic,
     parse_servers,
 )
@@ -128,34 +130,40 @@ class DeliveredOutput:
 class TransactionWriter(StagedWriter):
     """Stages records until the checkpoint is in the log; the committer publishes them.
 
-    It holds the identity for the run: no other process can publish under it unless it takes it away.
+    It holds the identity of each shard for the run: no other process can publish under it unless it takes it away.
     """
 
-    def __init__(self, columns: RecordParts, context: SinkContext, identity: Identity, publishers: Publishers) -> None:
-        target = f"kafka {identity.topic} at {identity.connection.servers}"
-        super().__init__(context, kind=KIND, target=target, detail=identity.to_json())
+    def __init__(
+        self, columns: RecordParts, context: SinkContext, identities: Sequence[Identity], publishers: Publishers
+    ) -> None:
+        target = f"kafka {identities[0].topic} at {identities[0].connection.servers}"
+        super().__init__(context, kind=KIND, target=target, details=[each.to_json() for each in identities])
         self._columns = columns
+        self._shards = len(identities)
         self._publishers = publishers
-        self._publisher: Publisher | None = publishers.acquire(identity)
+        self._held: list[Publisher] = [publishers.acquire(each) for each in identities]
         try:
-            take_identity(
-                self._publisher,
-                uid=context.uid,
-                next_checkpoint=context.next_checkpoint,
-                check_owner=context.check_owner,
-            )
+            with ThreadPoolExecutor(len(self._held), thread_name_prefix="penstock-fence") as threads:
+                list(threads.map(self._take, self._held))  # a fence takes half a second
         except BaseException:
             self.close()
             raise
 
+    def _take(self, publisher: Publisher) -> None:
+        context = self.context
+        take_identity(
+            publisher, uid=self._uid, next_checkpoint=context.next_checkpoint, check_owner=context.check_owner
+        )
+
     def frame(self, batch: Batch) -> DataFrame:
-        """The records of a batch."""
-        return self._columns.records(cast("DataFrame", batch.frame))
+        """The records of a batch, each with its shard if there are several."""
+        records = self._columns.records(cast("DataFrame", batch.frame))
+        return self._columns.in_shards(records, self._shards) if self._shards > 1 else records
 
     def materialise(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> Sequence[Committable]:
-        """Make the epoch durable. Write the marker again if it is old, also for an epoch without rows."""
-        publisher = self._publisher
-        if publisher is not None and not renew(publisher, self.context.check_owner):
+        """Make the epoch durable. Write markers again that are old, also for an epoch without rows."""
+        renewed = [renew(publisher, self.context.check_owner) for publisher in self._held]
+        if not all(renewed):
             log.warning("sink %s: the marker could not be written again; it is tried at each checkpoint", self._uid)
         return super().materialise(checkpoint, epoch)
 
@@ -164,9 +172,9 @@ class TransactionWriter(StagedWriter):
         return self.context.uid
 
     def close(self) -> None:
-        """Let go of the identity."""
-        publisher, self._publisher = self._publisher, None
-        if publisher is not None:
+        """Let go of the identities."""
+        held, self._held = self._held, []
+        for publisher in held:
             self._publishers.release(publisher)
 
 
@@ -185,7 +193,9 @@ class Sink:
         topic: the topic, which must exist.
         transactional_id_prefix: names the sink to the cluster, for ``"exactly-once"``. No other sink of this or another
             job may have it, and it must stay the same: the broker remembers under it what was published, in a consumer
-            group.
+            group for each shard.
+        shards: how many producers publish a checkpoint's output. One is in the driver. Several are in executors, and a
+            reader may see one's part before another's; records of one key go through one of them, in their order.
         guarantee: ``"exactly-once"``: the output of a checkpoint appears at once, when the checkpoint is complete, to
             readers with ``isolation.level=read_committed``; ``"at-least-once"``: a checkpoint is complete when all
             records before it are in Kafka, and a restart writes those after it again; ``"none"``: deliveries are not
@@ -219,6 +229,7 @@ class Sink:
     guarantee: Guarantee
     columns: RecordParts
     transactional_id_prefix: str | None
+    shards: int
     on_lost_marker: OnLostMarker
     least_transaction_version: int
     options: Mapping[str, Option] = field(repr=False)
@@ -229,6 +240,7 @@ class Sink:
         servers: str | Sequence[str],
         topic: str,
         transactional_id_prefix: str | None = None,
+        shards: int = 1,
         guarantee: GuaranteeOption = "exactly-once",
         key: str | Sequence[str] = (),
         format: RecordFormat = "json",
@@ -246,6 +258,7 @@ class Sink:
         check_choice("least_transaction_version", least_transaction_version, (0, 1, 2))
         check_prefix(transactional_id_prefix, is_needed=guarantee == "exactly-once")
         check_choice("format", format, ("json", "raw"))
+        check_shards(shards, has_transactions=guarantee == "exactly-once")
         check_topic(topic)
         columns = RecordParts(
             format=format,
@@ -266,6 +279,7 @@ class Sink:
             "guarantee": Guarantee(guarantee),
             "columns": columns,
             "transactional_id_prefix": transactional_id_prefix,
+            "shards": shards,
             "on_lost_marker": on_lost_marker,
             "least_transaction_version": least_transaction_version,
             "options": check_options(options or {}, OF_SINKS),
@@ -285,17 +299,21 @@ class Sink:
             return None
         return f"transactional_id_prefix={self.transactional_id_prefix!r}"
 
-    def identity_in(self, log_id: str) -> Identity | None:
-        """What this sink is to the cluster, for a job of that log; ``None`` without transactions."""
+    def identities_in(self, log_id: str) -> Sequence[Identity]:
+        """What each shard of this sink is to the cluster, for a job of that log; none without transactions."""
         if self.transactional_id_prefix is None:
-            return None
-        return Identity(
-            connection=self.connection,
-            transactional_id=f"{self.transactional_id_prefix}-0",
-            topic=self.topic,
-            log_id=log_id,
-            on_lost_marker=self.on_lost_marker,
-        )
+            return ()
+        return [
+            Identity(
+                connection=self.connection,
+                transactional_id=f"{self.transactional_id_prefix}-{shard}",
+                topic=self.topic,
+                log_id=log_id,
+                on_lost_marker=self.on_lost_marker,
+                shards=self.shards,
+            )
+            for shard in range(self.shards)
+        ]
 
     @property
     def committers(self) -> Mapping[str, str]:
@@ -324,9 +342,9 @@ class Sink:
                 transactional id, or cannot be reached.
             SinkIdentityConflict: another job has this transactional id.
         """
-        identity = self.identity_in(context.log_id)
-        if identity is not None:
-            return TransactionWriter(self.columns, context, identity, PUBLISHERS)
+        identities = self.identities_in(context.log_id)
+        if identities:
+            return TransactionWriter(self.columns, context, identities, PUBLISHERS)
         producer = KafkaDeliveries(self.connection, f"topic {self.topic!r}")
         waits = self.guarantee is not Guarantee.NONE
         return DirectWriter(self.columns, producer, uid=context.uid, waits=waits)
@@ -338,12 +356,12 @@ class Sink:
             SinkIdentityConflict: it does.
             ConnectorError: the cluster refuses to tell, or its transactions are too old.
         """
-        identity = self.identity_in(log_id or "")
-        if identity is not None:
+        identities = self.identities_in(log_id or "")
+        for identity in identities:
             refuse_another_log(identity, log_id, uid)
-            if self.least_transaction_version:
-                version = PUBLISHERS.version(identity)
-                refuse_old_transactions(version, identity, self.least_transaction_version, uid)
+        if identities and self.least_transaction_version:
+            version = PUBLISHERS.version(identities[0])
+            refuse_old_transactions(version, identities[0], self.least_transaction_version, uid)
 
     def stages_in(self, log_id: str, uid: str) -> Sequence[str]:  # noqa: ARG002
         """Nothing is staged outside of the state directory."""

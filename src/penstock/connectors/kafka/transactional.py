@@ -35,11 +35,13 @@ _COORDINATOR_MOVES: Final = frozenset(
 )
 """The group's broker is being found, or has yet to load its offsets: the client does not ask again by itself."""
 _MOST_READS: Final = 100
+TRANSACTION_MS: Final = 300_000
+"""How long a publication may take, unless the options say otherwise; then the broker aborts it."""
 _DEFAULTS: Final[Mapping[str, Option]] = {
     "linger.ms": 1,
     "retry.backoff.ms": 1,  # markers of the transaction before are still being written: 100 ms would be waited for
     "retry.backoff.max.ms": 10,
-    "transaction.timeout.ms": 300_000,
+    "transaction.timeout.ms": TRANSACTION_MS,
 }
 
 

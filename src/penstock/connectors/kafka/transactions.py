@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,6 +23,8 @@ from penstock.errors import CommitFailed, ConnectorError, PenstockError, SinkUna
 from penstock.handles import CommitOutcome, output_names
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from penstock.clock import Clock, MonotonicTime
     from penstock.handles import Committable
     from penstock.interfaces.sink import CommitContext
@@ -57,10 +59,13 @@ class ClientFailure(Exception):
     """
 
     def __init__(self, code: str, message: str, *, retriable: bool = False) -> None:
-        super().__init__(f"{code}: {message}")
+        super().__init__(code, message)  # the same arguments, so that it can be sent from an executor
         self.code = code
         self.message = message
         self.retriable = retriable
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
 
 
 class TransactionalClient(Protocol):
@@ -156,16 +161,28 @@ class Publisher:
     @contextmanager
     def producer(self, check_owner: Callable[[], None]) -> Iterator[Producing]:
         """Hold the producer: of this process only one call publishes at a time. Any error throws it away."""
-        with self._lock:
+        with self._held(check_owner):
             producing = Producing(self)
+            if self._client is None:
+                self._client = self._connect(self.identity)
+                self._marker = self._take(self._client, producing)
+            yield producing
+
+    @contextmanager
+    def lent(self, check_owner: Callable[[], None]) -> Iterator[None]:
+        """Keep the identity from all others in this process, while a task in an executor takes it."""
+        with self._held(check_owner):
+            self.close()
+            yield
+
+    @contextmanager
+    def _held(self, check_owner: Callable[[], None]) -> Iterator[None]:
+        with self._lock:
             try:
-                if self._client is None:
-                    if self._was_fenced:
-                        check_owner()
-                    self._was_fenced = False
-                    self._client = self._connect(self.identity)
-                    self._marker = self._take(self._client, producing)
-                yield producing
+                if self._was_fenced:
+                    check_owner()
+                self._was_fenced = False
+                yield
             except BaseException as error:
                 if isinstance(error, Failed) and error.reaction is Reaction.LOOK_AT_LOG:
                     self._was_fenced = True
@@ -209,10 +226,13 @@ class Failed(Exception):
     """A step failed for good; the producer is thrown away."""
 
     def __init__(self, step: Step, failure: ClientFailure, reaction: Reaction) -> None:
-        super().__init__(str(failure))
+        super().__init__(step, failure, reaction)
         self.step = step
         self.failure = failure
         self.reaction = reaction
+
+    def __str__(self) -> str:
+        return str(self.failure)
 
 
 class Producing:
@@ -451,22 +471,50 @@ class KafkaCommitter:
             CheckpointUnreadable: a staged file is gone, and the marker does not say that it was published.
         """
         identity = self._identity(item)
-        with self._holding(item, identity) as producing:
-            verdict = judge(producing.marker, log_id=identity.log_id, checkpoint=item.checkpoint)
-            if verdict is Verdict.SETTLED:
+        if identity.shards > 1 and self._context.spark is not None:
+            return self._commit_in_executor(item, identity, self._context.spark)
+        with self._holding(item, identity) as publisher, publisher.producer(self._context.check_owner) as producing:
+            return self._publish(item, identity, producing)
+
+    def _commit_in_executor(self, item: Committable, identity: Identity, spark: SparkSession) -> CommitOutcome:
+        from penstock.connectors.kafka.shards import publish_in_executor
+
+        context = self._context
+        with self._holding(item, identity) as publisher, publisher.lent(context.check_owner), context.jobs(item.uid):
+            outcome = publish_in_executor(spark, item, identity, context.filesystem)
+            publisher.wrote(Marker(identity.log_id, item.checkpoint + 1))
+            return outcome
+
+    def publish_alone(self, item: Committable, identity: Identity) -> CommitOutcome:
+        """Publish the staged records of a shard in a process that does nothing else under its identity.
+
+        Raises:
+            Failed: they are not known to be published.
+            PenstockError: as ``commit``.
+        """
+        publisher = self._publishers.acquire(identity)
+        try:
+            with publisher.producer(self._context.check_owner) as producing:
+                return self._publish(item, identity, producing)
+        finally:
+            self._publishers.release(publisher)
+
+    def _publish(self, item: Committable, identity: Identity, producing: Producing) -> CommitOutcome:
+        verdict = judge(producing.marker, log_id=identity.log_id, checkpoint=item.checkpoint)
+        if verdict is Verdict.SETTLED:
+            return CommitOutcome.ALREADY_DONE
+        settled = Marker(identity.log_id, item.checkpoint + 1)
+        if verdict is Verdict.FOREIGN:
+            assert producing.marker is not None
+            raise foreign(producing.marker, identity, item.uid)
+        if verdict is Verdict.UNKNOWN:
+            if identity.on_lost_marker == "fail":
+                raise lost(item, identity)
+            if identity.on_lost_marker == "discard":
+                producing.publish(settled, failpoint=self._context.failpoint)
                 return CommitOutcome.ALREADY_DONE
-            settled = Marker(identity.log_id, item.checkpoint + 1)
-            if verdict is Verdict.FOREIGN:
-                assert producing.marker is not None
-                raise foreign(producing.marker, identity, item.uid)
-            if verdict is Verdict.UNKNOWN:
-                if identity.on_lost_marker == "fail":
-                    raise lost(item, identity)
-                if identity.on_lost_marker == "discard":
-                    producing.publish(settled, failpoint=self._context.failpoint)
-                    return CommitOutcome.ALREADY_DONE
-            require_staged(item, self._context.filesystem)
-            producing.publish(settled, self._records(item, identity.topic), self._context.failpoint)
+        require_staged(item, self._context.filesystem)
+        producing.publish(settled, self._records(item, identity.topic), self._context.failpoint)
         return CommitOutcome.DONE
 
     def check_committable(self, item: Committable) -> None:
@@ -508,7 +556,7 @@ class KafkaCommitter:
             ConnectorError: somebody has to mend something first.
         """
         identity = self._identity(item)
-        with self._holding(item, identity) as producing:
+        with self._holding(item, identity) as publisher, publisher.producer(self._context.check_owner) as producing:
             verdict = judge(producing.marker, log_id=identity.log_id, checkpoint=item.checkpoint)
             if verdict is Verdict.SETTLED:
                 return CommitOutcome.ALREADY_DONE
@@ -520,18 +568,18 @@ class KafkaCommitter:
         """The identity of a committable, with the connection that the sink has now, if it still has that identity."""
         identity = Identity.of(item)
         sink = self._context.sinks.get(item.uid)
-        now = getattr(sink, "identity_in", None)
-        current: Identity | None = now(identity.log_id) if now is not None else None
-        if current is None or (current.transactional_id, current.topic) != (identity.transactional_id, identity.topic):
-            return identity
-        return current
+        now = getattr(sink, "identities_in", None)
+        current: Sequence[Identity] = now(identity.log_id) if now is not None else ()
+        for each in current:
+            if (each.transactional_id, each.topic) == (identity.transactional_id, identity.topic):
+                return each
+        return identity
 
     @contextmanager
-    def _holding(self, item: Committable, identity: Identity) -> Iterator[Producing]:
+    def _holding(self, item: Committable, identity: Identity) -> Iterator[Publisher]:
         publisher = self._publishers.acquire(identity)
         try:
-            with publisher.producer(self._context.check_owner) as producing:
-                yield producing
+            yield publisher
         except Failed as failed:
             _raise(failed, item, identity)
         finally:
