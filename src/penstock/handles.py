@@ -124,10 +124,14 @@ class AdoptedBlocks:
     Attributes:
         blocks: those to be read, oldest first.
         row: number of rows of the first one that were read already.
+        served: the last tick whose blocks were read; 0 if there is none.
+        floor: no block that was read by any checkpoint has a later tick.
     """
 
     blocks: tuple[BlockId, ...] = ()
     row: int = 0
+    served: int = 0
+    floor: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

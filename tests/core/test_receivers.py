@@ -8,11 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
-from core.checkpoint_values import CLAIM, log_on, manifest
-from penstock.checkpoint.gc import collect
-from penstock.checkpoint.received import ReceivedBlocks
-from penstock.clock import MonotonicTime, WallTime
-from penstock.connectors.receivers import Receiver, Source
+from core.receivers_kit import PATIENCE, SCHEMA, Given, Job, ask, ask_until_it_fails, numbered, read, rows
+from penstock.clock import MonotonicTime
+from penstock.connectors.receivers import Source
 from penstock.connectors.receivers.blocks import decode_block, encode_block
 from penstock.errors import (
     CheckpointUnreadable,
@@ -26,76 +24,8 @@ from penstock.errors import (
 from penstock.facts import SourceLag
 from penstock.filesystem import local
 from penstock.filesystem.local import LocalFileSystem
-from penstock.handles import TaskSnapshot
-from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, SourceContext, Until
+from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, SourceContext, Until
 from penstock.testing.filesystem import MemoryFileSystem
-
-PATIENCE = 30.0
-SCHEMA = StructType().add("id", LongType()).add("name", StringType())
-
-
-class Given(Receiver):
-    """Gives the test its store; ends when it is told to."""
-
-    def __init__(self):
-        self.stores = []
-        self.started = threading.Event()
-        self.over = threading.Event()
-        self.errors = []  # shared by the copies that run
-
-    def on_start(self, store):
-        self.stores.append(store)
-        self.started.set()
-        assert self.over.wait(PATIENCE)
-        for error in self.errors:
-            raise error
-
-    def on_stop(self):
-        self.over.set()
-
-
-class Job:
-    """A job's directory, and one reader after another on it."""
-
-    def __init__(self, filesystem, uid="in"):
-        self.filesystem = filesystem
-        self.uid = uid
-        self.readers = []
-        self.facts = []
-        self.claims = 0
-
-    def open(self, resume=None, *, until=Until.STOPPED, schema=SCHEMA, **options):
-        self.claims += 1
-        log, _ = log_on(self.filesystem, ids=f"claim-{self.claims}")
-        self.owned = log.claim(CLAIM, take_over=True)
-        blocks = ReceivedBlocks(self.uid, self.owned, self.filesystem, pause=lambda _: None)
-        self.receiver = Given()
-        source = Source(self.receiver, schema=schema, **{"block_interval_ms": 0, **options})
-        context = SourceContext(uid=self.uid, spark=None, until=until, report=self.facts.append, received=blocks)
-        self.reader = source.open(context, resume)
-        self.readers.append(self.reader)
-        return self.reader
-
-    def store(self):
-        """The store, once the receiver runs."""
-        poll = ask(self.reader)
-        self.early = rows(poll) if isinstance(poll, PlannedBatch) else []
-        assert self.receiver.started.wait(PATIENCE)
-        return self.receiver.stores[-1]
-
-    def checkpoint(self, number, **rest):
-        task = TaskSnapshot(task=self.uid, position=self.reader.position())
-        self.owned.append(collect(manifest(number, tasks=(task,)), self.owned.history, **rest))
-        self.reader.committed(number, task.position)
-
-    @property
-    def blocks(self):
-        return self.filesystem.list("wal")
-
-    def close(self):
-        for reader in self.readers:
-            reader.close()
-
 
 @pytest.fixture(params=["memory", "disk"])
 def job(request, tmp_path):
@@ -110,31 +40,6 @@ def on_disk(tmp_path):
     yield job
     job.close()
 
-
-def ask(reader, now=0, **limits):
-    return reader.poll(now=MonotonicTime(now), wall=WallTime(0), limits=ReadLimit(**limits))
-
-
-def rows(poll):
-    return [tuple(row.values()) for row in poll.plan.table.to_pylist()]
-
-
-def read(reader, **limits):
-    """All that is there now."""
-    found = []
-    while isinstance(poll := ask(reader, **limits), PlannedBatch):
-        assert poll.rows == len(rows(poll))
-        found += rows(poll)
-    return found
-
-
-def ask_until_it_fails(reader):
-    for _ in range(1_000_000):
-        ask(reader)
-
-
-def numbered(*ids):
-    return [(id, f"row {id}") for id in ids]
 
 
 # ------------------------------------------------------------------------------------------------------ blocks as bytes

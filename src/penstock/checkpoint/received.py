@@ -36,6 +36,7 @@ class ReceivedPosition:
         next: the first block that is not read to its end.
         row: number of its rows that were read.
         sealed: every generation below this one is sealed.
+        tick: the last one whose blocks were read; 0 if there is none.
     """
 
     log_id: str
@@ -43,6 +44,7 @@ class ReceivedPosition:
     next: BlockId
     sealed: Generation
     row: int = 0
+    tick: int = 0
 
     def encode(self) -> Position:
         """The position as a manifest holds it."""
@@ -55,6 +57,7 @@ class ReceivedPosition:
                 "block": self.next.number,
                 "row": self.row,
                 "sealed": self.sealed,
+                "tick": self.tick,
             },
         )
 
@@ -74,7 +77,9 @@ class ReceivedPosition:
             raise StateIncompatible(msg)
         next = BlockId(Generation(detail["generation"]), detail["block"])
         sealed = Generation(detail["sealed"])
-        return cls(log_id=detail["log"], uid=detail["uid"], next=next, row=detail["row"], sealed=sealed)
+        return cls(
+            log_id=detail["log"], uid=detail["uid"], next=next, row=detail["row"], sealed=sealed, tick=detail["tick"]
+        )
 
 
 def recorded(manifest: Manifest, uid: str, log_id: str | None) -> ReceivedPosition | None:
@@ -128,6 +133,12 @@ def sealed_below(history: History, uid: str) -> Generation:
     return max((each.sealed for each in positions if each is not None), default=Generation(0))
 
 
+def newest_tick(history: History, uid: str) -> int:
+    """The last tick that a checkpoint has read blocks of: those that it is past have no later one."""
+    positions = (recorded(manifest, uid, history.log_id) for _, manifest in history.manifests.values())
+    return max((each.tick for each in positions if each is not None), default=0)
+
+
 def low_mark(history: History, uid: str) -> BlockId | None:
     """The first block that a restorable checkpoint still has to read; those before it are needed no more.
 
@@ -169,7 +180,7 @@ def adopt(
         if block not in found:
             msg = (
                 f"{place(block)} is missing: rows in it were acknowledged and are not read yet. Restore the file from "
-                "a copy, or give the source another uid to go on without it."
+                "a copy, or go on without its rows with penstock skip."
             )
             raise CheckpointUnreadable(msg)
     return tuple(wanted)
@@ -258,7 +269,12 @@ class ReceivedBlocks:
         blocks = adopt(sealed, start, place=self.place)
         self._start = start or min(blocks, default=self._start)
         self._start_row = 0 if position is None else position.row
-        return AdoptedBlocks(blocks, self._start_row)
+        return AdoptedBlocks(
+            blocks,
+            self._start_row,
+            served=0 if position is None else position.tick,
+            floor=newest_tick(history, self._uid),
+        )
 
     def _resumed(self, resume: Position) -> ReceivedPosition:
         position = ReceivedPosition.decode(resume)
@@ -360,12 +376,13 @@ class ReceivedBlocks:
             raise CheckpointUnreadable(msg, uid=self._uid)
         return data
 
-    def position(self, next: BlockId | None = None, row: int = 0) -> Position:
+    def position(self, next: BlockId | None = None, row: int = 0, *, tick: int = 0) -> Position:
         """The position before a block, or within it after some rows; without a block that of the start."""
         if next is None:
             next, row = self._start, self._start_row
-        generation = self._log.generation
-        position = ReceivedPosition(log_id=self._log.log_id, uid=self._uid, next=next, row=row, sealed=generation)
+        position = ReceivedPosition(
+            log_id=self._log.log_id, uid=self._uid, next=next, row=row, sealed=self._log.generation, tick=tick
+        )
         return position.encode()
 
     def place(self, block: BlockId) -> str:

@@ -132,8 +132,8 @@ class PollSchedule(Protocol):
         """Note that a poll begins now; returns the number of missed ticks."""
         ...
 
-    def sent(self, *, takes_all: bool) -> None:
-        """Note that the poll brought a batch: all rows that there are, or some of them."""
+    def sent(self, *, takes_all: bool, is_behind: bool = False) -> None:
+        """Note that the poll brought a batch: all rows that there are, or some; others may be of ticks long past."""
         ...
 
     def skip_until(self, wall: WallTime) -> None:
@@ -190,9 +190,9 @@ class AdaptiveBatching:
         self._polled_at, self._gathers, self._next = wall, False, 0
         return 0
 
-    def sent(self, *, takes_all: bool) -> None:
+    def sent(self, *, takes_all: bool, is_behind: bool = False) -> None:
         """Let rows gather before the next batch, unless more are waiting."""
-        self._gathers = takes_all
+        self._gathers = takes_all and not is_behind
 
     def skip_until(self, wall: WallTime) -> None:
         """Do nothing: there are no ticks to miss."""
@@ -202,7 +202,12 @@ class FixedInterval:
     """Polls at ticks: the multiples of the interval since the epoch, whenever the job was started.
 
     The first tick is strictly after the first call. After a delay the newest tick is polled late; those before it are
-    missed and not made up. After the wall clock was set back, the next tick is computed again.
+    missed and not made up. After the wall clock was set back, the next tick is computed again. Rows of ticks that
+    passed while the job was down are read between ticks.
+
+    Args:
+        interval: from one tick to the next, in microseconds.
+        at_once: the first poll is at the start, and that of the first tick comes after it.
 
     >>> schedule = FixedInterval(10)
     >>> schedule.wait(WallTime(100)), schedule.wait(WallTime(110))
@@ -211,23 +216,31 @@ class FixedInterval:
     (2, 5)
     """
 
-    def __init__(self, interval: int) -> None:
+    def __init__(self, interval: int, *, at_once: bool = False) -> None:
         self._interval = interval
+        self._at_once = at_once
         self._next: int | None = None
 
     def wait(self, wall: WallTime) -> int:
         """Microseconds until the next tick; 0 from then on until the poll."""
+        if self._at_once:
+            return 0
         if self._next is None or self._next - wall > self._interval:
             self._next = self._after(wall)
         return max(0, self._next - wall)
 
     def polled(self, wall: WallTime) -> int:
         """Note the poll of the newest tick; returns the number of ticks between it and the one that was due."""
+        if self._at_once:
+            self._at_once = False
+            self._next = self._after(wall) if self._next is None else self._next
+            return 0
         due, self._next = self._next, self._after(wall)
         return 0 if due is None else max(0, (self._next - due) // self._interval - 1)
 
-    def sent(self, *, takes_all: bool) -> None:
-        """Do nothing: rows that the batch has no room for wait for the next tick."""
+    def sent(self, *, takes_all: bool, is_behind: bool = False) -> None:  # noqa: ARG002 - the protocol's
+        """Poll again at once while rows of ticks that passed wait; those that had no room wait for the next tick."""
+        self._at_once = is_behind
 
     def skip_until(self, wall: WallTime) -> None:
         """Set the next tick to the first at or after ``wall``."""
@@ -237,13 +250,13 @@ class FixedInterval:
         return (wall // self._interval + 1) * self._interval
 
 
-def schedule_of(pace: Pace) -> PollSchedule:
-    """The poll schedule for the pace that the user set."""
+def schedule_of(pace: Pace, *, at_once: bool = False) -> PollSchedule:
+    """The poll schedule for the pace that the user set; with ``at_once`` its first poll does not wait for a tick."""
     match pace:
         case WhenReady(linger=linger):
             return AdaptiveBatching(linger)
         case Every(interval=interval):
-            return FixedInterval(interval)
+            return FixedInterval(interval, at_once=at_once)
         case _:
             assert_never(pace)
 
@@ -443,7 +456,7 @@ class SourceTask:
         polled = self._clock.now()
         self._sent += 1
         self._took_all = planned.takes_all
-        self._schedule.sent(takes_all=planned.takes_all)
+        self._schedule.sent(takes_all=planned.takes_all, is_behind=planned.is_behind)
         if self._alignment is not None:
             self._alignment.sent(self.id, self._sent, began)
         self._is_idle = False  # a batch makes its edge active again
