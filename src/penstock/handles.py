@@ -104,6 +104,8 @@ class Position:
 
 RECEIVED: Final = "received/1"
 """Kind of the positions of sources that receive rows and keep them in a write-ahead log."""
+UNLOGGED: Final = "received-unlogged/1"
+"""Kind of the positions of sources that receive rows and keep no log of them."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

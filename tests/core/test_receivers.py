@@ -6,8 +6,9 @@ import threading
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import LongType, StringType, StructType
+from pyspark.sql.types import LongType, StructType
 
+import penstock as ps
 from core.receivers_kit import PATIENCE, SCHEMA, Given, Job, ask, ask_until_it_fails, numbered, read, rows
 from penstock.clock import MonotonicTime
 from penstock.connectors.receivers import Source
@@ -24,8 +25,10 @@ from penstock.errors import (
 from penstock.facts import SourceLag
 from penstock.filesystem import local
 from penstock.filesystem.local import LocalFileSystem
+from penstock.graph.validate import validate
 from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, SourceContext, Until
 from penstock.testing.filesystem import MemoryFileSystem
+
 
 @pytest.fixture(params=["memory", "disk"])
 def job(request, tmp_path):
@@ -39,7 +42,6 @@ def on_disk(tmp_path):
     job = Job(LocalFileSystem(tmp_path / "state"))
     yield job
     job.close()
-
 
 
 # ------------------------------------------------------------------------------------------------------ blocks as bytes
@@ -436,3 +438,53 @@ def test_a_class_is_no_receiver():
 def test_without_a_job_nothing_can_be_received():
     with pytest.raises(GraphError, match="state directory"):
         Source(Given(), schema=SCHEMA).open(SourceContext(uid="in", spark=None), None)
+
+
+# ------------------------------------------------------------------------------------------------------- without a log
+
+
+def test_without_a_log_rows_lie_in_memory_and_a_restart_loses_those_that_were_not_read(job):
+    job.open(durable=False)
+    store = job.store()
+    store.store(numbered(1))
+    while not (found := read(job.reader)):
+        pass
+    position = job.reader.position()
+    store.store(numbered(2))
+    job.reader.close()
+
+    assert found == numbered(1)
+    assert job.blocks == []
+    job.open(position, durable=False)
+    job.store().store(numbered(3))
+    while not (found := job.early + read(job.reader)):
+        pass
+    assert found == numbered(3)
+
+
+def test_without_a_log_nothing_can_be_stored_reliably(job):
+    job.open(durable=False)
+
+    with pytest.raises(GraphError, match="keeps no log"):
+        job.store().store_reliably(numbered(1))
+
+
+def test_a_pipeline_that_asks_for_more_than_a_source_without_a_log_can_do_is_refused():
+    for source in (Source(Given(), schema="n LONG", durable=False), ps.socket.Source("localhost", 1, durable=False)):
+        p = ps.Pipeline("demo")
+        p.read("in", source).write("out", ps.memory.Sink(), guarantee="at-least-once")
+
+        with pytest.raises(GraphError, match="which can be read at-most-once only"):
+            validate(p.graph())
+
+
+def test_a_source_does_not_change_between_a_log_and_none_under_one_uid(job):
+    job.open(durable=False)
+    unlogged = job.reader.position()
+    job.open()
+    logged = job.reader.position()
+
+    with pytest.raises(StateIncompatible, match="Give it a uid of its own"):
+        job.open(logged, durable=False)
+    with pytest.raises(StateIncompatible, match="Give it a uid"):
+        job.open(unlogged)

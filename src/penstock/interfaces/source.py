@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 from penstock.clock import MonotonicTime, SystemClock, WallTime
 from penstock.elements import ObservedMetrics, SourcePartitions
 from penstock.facts import Fact
-from penstock.handles import RECEIVED, AdoptedBlocks, BlockId, CheckpointId, Guarantee, Position
+from penstock.handles import RECEIVED, UNLOGGED, AdoptedBlocks, BlockId, CheckpointId, Guarantee, Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -258,7 +258,7 @@ class ChecksPosition(Protocol):
 
 def receives(source: object) -> bool:
     """Whether a source is given rows, and so knows at which tick each came. It is polled at its start, to begin."""
-    return isinstance(source, ChecksPosition) and source.position_kind == RECEIVED
+    return isinstance(source, ChecksPosition) and source.position_kind in (RECEIVED, UNLOGGED)
 
 
 @runtime_checkable

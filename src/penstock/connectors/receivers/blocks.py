@@ -41,6 +41,13 @@ def encode_block(table: pa.Table, tick: int = 0) -> bytes:
     return data + _TRAILER.pack(sha256(data).digest(), table.num_rows, _MARK)
 
 
+def empty_block() -> bytes:
+    """The bytes of a block without rows and columns: it stands for one whose rows are given up."""
+    import pyarrow as pa
+
+    return encode_block(pa.table({}))
+
+
 def decode_block(data: bytes, place: str) -> pa.Table:
     """The rows of a block; ``place`` is where it lies.
 
@@ -67,7 +74,10 @@ def tick_of(table: pa.Table) -> int:
 
 
 def _damaged(place: str, what: str) -> CheckpointUnreadable:
-    msg = f"{place} is damaged: {what}. Its rows were acknowledged. Restore the file from a copy."
+    msg = (
+        f"{place} is damaged: {what}. Its rows were acknowledged. Restore the file from a copy, or go on without "
+        "them with penstock skip."
+    )
     return CheckpointUnreadable(msg)
 
 
@@ -125,9 +135,7 @@ class BlockWriter:
         label: the tick of a block that is written now.
     """
 
-    def __init__(
-        self, uid: str, blocks: WriteAhead, limits: BlockLimits, label: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self, uid: str, blocks: WriteAhead, limits: BlockLimits, label: Callable[[], int] = lambda: 0) -> None:
         self._uid = uid
         self._blocks = blocks
         self._limits = limits

@@ -12,10 +12,11 @@ from penstock.clock import MonotonicTime, WallTime
 from penstock.connectors.receivers.batch_clock import BatchClock
 from penstock.connectors.receivers.blocks import BlockLimits, BlockWriter, decode_block, tick_of
 from penstock.connectors.receivers.rows import Rows, RowStore, fit
+from penstock.connectors.receivers.unlogged import UnloggedBlocks
 from penstock.elements import ObservedMetrics
 from penstock.errors import GraphError, PenstockError, SourceUnavailable, StateIncompatible, sentence
 from penstock.facts import Counted, SourceLag
-from penstock.handles import RECEIVED, BlockId, CheckpointId, Guarantee, Position
+from penstock.handles import RECEIVED, UNLOGGED, BlockId, CheckpointId, Guarantee, Position
 from penstock.interfaces.source import (
     CaughtUp,
     Ended,
@@ -112,6 +113,7 @@ class ReceiverReader:
         schema: the declared columns.
         limits: of blocks and backlog.
         resume: the position to go on from.
+        durable: keep the rows in the write-ahead log; otherwise in memory.
     """
 
     def __init__(
@@ -121,12 +123,12 @@ class ReceiverReader:
         schema: StructType,
         limits: BlockLimits,
         resume: Position | None,
+        *,
+        durable: bool = True,
     ) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         self._uid = context.uid
         self._report = context.report
-        self._blocks = _write_ahead(context)
+        self._blocks = _write_ahead(context) if durable else UnloggedBlocks(context.uid)
         adopted = self._blocks.adopt(resume)
         self._adopted, self._skip = list(adopted.blocks), adopted.row
         self._next: tuple[BlockId, int] | None = None  # the position, once rows were read
@@ -139,12 +141,13 @@ class ReceiverReader:
             floor=adopted.floor,
             receives=context.until is Until.STOPPED,
         )
-        self._columns = to_arrow_schema(schema, timezone="UTC")
+        self._columns = arrow_schema(schema)
         self._spark, self._schema = context.spark, schema
         self._sender: ArrowSender | None = None
         self._receives = context.until is Until.STOPPED
         self._writer = BlockWriter(context.uid, self._blocks, limits, lambda: self._clock.label(context.wall()))
-        self._runner = _ReceiverThread(context.uid, receiver, RowStore(self._columns, self._writer), self._writer)
+        store = RowStore(self._columns, self._writer, durable=durable)
+        self._runner = _ReceiverThread(context.uid, receiver, store, self._writer)
         self._started = False
         self._lag_at = MonotonicTime(0)
 
@@ -225,28 +228,29 @@ class ReceiverReader:
 
     def _open_next(self) -> bool:
         """Read the next block that has rows left; ``False`` if there is none."""
+        while (block := self._next_block()) is not None:
+            table = decode_block(self._blocks.read(block), self._blocks.place(block))
+            if table.num_rows:
+                self._block, self._block_tick = block, tick_of(table)
+                self._table = self._in_columns(table, block).slice(self._skip)
+                return True
+            self._skip = 0  # an operator has given up its rows
+        return False
+
+    def _next_block(self) -> BlockId | None:
         if self._adopted:
-            block = self._adopted.pop(0)
-        else:
-            if self._started:
-                self._writer.release()
-            stored = self._writer.take()
-            if stored is None:
-                return False
-            block = stored.id
-        table = decode_block(self._blocks.read(block), self._blocks.place(block))
-        self._block, self._block_tick = block, tick_of(table)
-        self._table = self._in_columns(table, block).slice(self._skip)
-        return True
+            return self._adopted.pop(0)
+        if self._started:
+            self._writer.release()
+        stored = self._writer.take()
+        return None if stored is None else stored.id
 
     def _in_columns(self, table: pa.Table, block: BlockId) -> pa.Table:
         """The rows of a block in the columns of now: others may have been declared when it was written."""
         import pyarrow as pa
 
         try:
-            return (
-                table.replace_schema_metadata() if table.schema.equals(self._columns) else fit(table, self._columns)
-            )
+            return table.replace_schema_metadata() if table.schema.equals(self._columns) else fit(table, self._columns)
         except pa.ArrowException as error:
             msg = (
                 f"{self._blocks.place(block)} holds rows of the columns {', '.join(map(str, table.schema))}, which "
@@ -352,11 +356,24 @@ class _ReceiverThread:
 # ---- the source ------------------------------------------------------------------------------------------------------
 
 
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The declared columns in Arrow's types."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
 def open_receiver(
-    context: SourceContext, receiver: Receiver, schema: StructType, limits: BlockLimits, resume: Position | None
+    context: SourceContext,
+    receiver: Receiver,
+    schema: StructType,
+    limits: BlockLimits,
+    resume: Position | None,
+    *,
+    durable: bool = True,
 ) -> ReceiverReader:
     """The reader of a source that receives rows; it runs the receiver as its own."""
-    return ReceiverReader(context, receiver, schema, limits, resume)
+    return ReceiverReader(context, receiver, schema, limits, resume, durable=durable)
 
 
 def block_limits(
@@ -399,6 +416,10 @@ class Source:
         block_bytes: or how many bytes of rows.
         max_backlog_rows: storing waits while so many rows are not read yet.
         max_backlog_bytes: or so many bytes.
+        durable: keep rows in the log. Without it they lie in memory until they are read: at-most-once, and
+            ``store_reliably`` is refused.
+        process: run the receiver in a process of its own, which it must be possible to send it to by pickle. If that
+            process dies, the job restarts.
 
     Raises:
         GraphError: an argument is impossible.
@@ -413,6 +434,8 @@ class Source:
     receiver: Receiver
     columns: str | StructType
     limits: BlockLimits = field(default_factory=BlockLimits)
+    durable: bool = True
+    process: bool = False
 
     def __init__(
         self,
@@ -423,6 +446,8 @@ class Source:
         block_bytes: int = 8 * 1024 * 1024,
         max_backlog_rows: int = 10_000_000,
         max_backlog_bytes: int = 256 * 1024 * 1024,
+        durable: bool = True,
+        process: bool = False,
     ) -> None:
         given: object = receiver
         if not isinstance(given, Receiver):
@@ -434,18 +459,19 @@ class Source:
             max_backlog_rows=max_backlog_rows,
             max_backlog_bytes=max_backlog_bytes,
         )
-        for name, value in (("receiver", receiver), ("columns", schema), ("limits", limits)):
+        fields = {"receiver": receiver, "columns": schema, "limits": limits, "durable": durable, "process": process}
+        for name, value in fields.items():
             object.__setattr__(self, name, value)
 
     @property
     def guarantee(self) -> Guarantee:
-        """A position is replayed from the log."""
-        return Guarantee.EXACTLY_ONCE
+        """A position is replayed from the log; without a log nothing is."""
+        return Guarantee.EXACTLY_ONCE if self.durable else Guarantee.AT_MOST_ONCE
 
     @property
     def position_kind(self) -> str:
         """The kind of this source's positions."""
-        return RECEIVED
+        return RECEIVED if self.durable else UNLOGGED
 
     def schema(self, spark: SparkSession) -> StructType:
         """The declared columns."""
@@ -461,7 +487,12 @@ class Source:
             StateIncompatible: the position is of another kind, or belongs to other blocks.
             CheckpointUnreadable: a block is missing.
         """
-        return open_receiver(context, copy.copy(self.receiver), self.schema(context.spark), self.limits, resume)
+        schema, receiver = self.schema(context.spark), copy.copy(self.receiver)
+        if self.process:
+            from penstock.connectors.receivers.process import ChildProcess
+
+            receiver = ChildProcess(receiver, arrow_schema(schema))
+        return open_receiver(context, receiver, schema, self.limits, resume, durable=self.durable)
 
     def describe(self) -> str:
         """The receiver's class, for people."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from penstock.errors import DecodeError, sentence
+from penstock.errors import DecodeError, GraphError, sentence
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.connectors.receivers.blocks import BlockWriter
-
 Rows: TypeAlias = "Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table"
 """Rows as dictionaries by column, as tuples in the order of the columns, or as an Arrow table."""
+
+
+class TableWriter(Protocol):
+    """Takes tables of the declared columns: a ``BlockWriter``, or the way to one in another process."""
+
+    def add(self, table: pa.Table, *, reliably: bool) -> None:
+        """Take rows; with ``reliably`` return when they are durable."""
+        ...
 
 
 class RowStore:
@@ -22,11 +28,13 @@ class RowStore:
     Args:
         schema: the declared columns in Arrow's types.
         writer: takes the tables.
+        durable: whether there is a log that makes rows durable.
     """
 
-    def __init__(self, schema: pa.Schema, writer: BlockWriter) -> None:
+    def __init__(self, schema: pa.Schema, writer: TableWriter, *, durable: bool = True) -> None:
         self._schema = schema
         self._writer = writer
+        self._durable = durable
 
     def store(self, rows: Rows) -> None:
         """Take rows for the next block.
@@ -42,8 +50,12 @@ class RowStore:
 
         Raises:
             DecodeError: they do not fit the declared columns; none of them is taken.
+            GraphError: the source keeps no log.
             PenstockError: they are not acknowledged.
         """
+        if not self._durable:
+            msg = "The source keeps no log (durable=False), so no row is durable. Call store, or leave durable out."
+            raise GraphError(msg)
         self._writer.add(self._table(rows), reliably=True)
 
     def _table(self, rows: Rows) -> pa.Table:
