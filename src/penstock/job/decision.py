@@ -16,6 +16,7 @@ from penstock.handles import split_replays
 from penstock.interfaces.sink import ChecksLog, CommitContext
 from penstock.interfaces.source import ChecksRows, KnowsEnd, SupportsBacklog
 from penstock.job.start import DeclaredSteps, StartOptions, check_timezone, resolve_start
+from penstock.job.unread_rows import refuse_unread_rows
 from penstock.runtime.source_task import rows_after_end
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ def decide_start(
     """
     resolved = resolve_start(start, history, job=graph.name, at=at, generation=generation)
     require_log(history, filesystem)
+    if not start.allow_non_restored_state:
+        bare = decide_recovery(history, (), at=at, **{**resolved, "allow_non_restored_state": True, "rename": {}})
+        uids = {step.uid for step in declared.steps} | start.rename.keys()
+        refuse_unread_rows(filesystem, history, _restored_manifest(bare, history), uids)
     recovery = decide_recovery(history, declared.steps, resolver=declared.resolver, at=at, **resolved)
     _require_export(recovery.bring)
     sinks = {node.uid: node.sink for node in graph.nodes if isinstance(node, Write)}
