@@ -10,7 +10,7 @@ from penstock.clock import WallTime
 from penstock.connectors.receivers.batch_clock import BatchClock
 from penstock.graph.nodes import Every
 from penstock.interfaces.source import BatchTicks
-from penstock.runtime.source_task import FixedInterval
+from penstock.runtime.poll_schedule import FixedInterval
 
 
 def clock(*, catch_up=1, interval=10, **options):

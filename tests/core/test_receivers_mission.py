@@ -12,10 +12,14 @@ import pytest
 import penstock as ps
 from core import receivers_kit
 from core.receivers_kit import Job, Server, ask, attempts, numbered, read, rows
+from core.runtime_fakes import Clock, NotingShell, drained, output_to
 from penstock.clock import SystemClock
+from penstock.elements import Barrier, CheckpointKind
 from penstock.errors import PenstockError, StorageFailed
 from penstock.facts import SourceLag
-from penstock.interfaces.source import BatchTicks, Ended, NoData, PlannedBatch, Until
+from penstock.interfaces.source import BatchTicks, Ended, NoData, PlannedBatch, ReadLimit, Until
+from penstock.runtime.channels import Channel
+from penstock.runtime.source_task import SourceTask
 from penstock.testing.filesystem import MemoryFileSystem
 from planted import of_received  # noqa: F401
 from planted.bug import BUGS, planted
@@ -282,19 +286,45 @@ def test_S27(job):
     assert len(job.blocks) == 1, "the seal of the first generation stays"
 
 
+def stopped(job):
+    """The rows that a task sends between the request to stop and the final barrier."""
+    channel, found = Channel(capacity=100), []
+    job.reader.frame = lambda plan: plan.table
+    task = SourceTask(
+        "in",
+        job.reader,
+        output_to(channel),
+        limits=ReadLimit,
+        reads_last=True,
+        shell=NotingShell(),
+        clock=Clock(),
+    )
+    task.post(Barrier(checkpoint=0, kind=CheckpointKind.FINAL))
+    for _ in attempts():
+        task.step()
+        for element in drained(channel):
+            if isinstance(element, Barrier):
+                return found
+            found += [tuple(row.values()) for row in element.to_pylist()]
+
+
 @pytest.mark.mission("S29")
 def test_S29(job):
     job.open(block_interval_ms=3_600_000)
     job.store().store(numbered(1))
-    job.reader.close()  # as a stop in order does
+    assert stopped(job) == numbered(1), "what was received is drained before the final checkpoint"
+    job.reader.close()
 
     job.open(block_interval_ms=3_600_000)
+    job.store().store(numbered(2))
+    job.reader.close()  # without a last batch: it is written, and read by the next start
+    job.open(block_interval_ms=3_600_000)
     store = job.store()
-    assert job.early == numbered(1), "what was received is written, and read by the next start"
-    store.store(numbered(2))
+    assert job.early == numbered(1, 2)
+    store.store(numbered(3))
 
     job.open(until=Until.CAUGHT_UP)  # as after a kill: nobody waited
-    assert read(job.reader) == numbered(1)
+    assert read(job.reader) == numbered(1, 2)
 
 
 # --------------------------------------------------------------------------------------------------------- the old ways

@@ -17,6 +17,7 @@ from penstock.connectors.receivers.socket import RecordSplitter, SocketReceiver
 from penstock.errors import GenerationFenced, PenstockError, StorageFailed
 from penstock.filesystem.base import Created, UnknownOutcome
 from penstock.handles import BlockId
+from penstock.runtime import source_task
 from planted.bug import bug
 
 # ---- the log: found by a simulation of its own -----------------------------------------------------------------------
@@ -279,3 +280,8 @@ def _(put):
         real(self)
 
     put(BlockWriter, "close", close)
+
+
+@bug("row-S29-not-drained", "a stop leaves what was received to the next start", core=f"{ROWS}test_S29", blind=True)
+def _(put):
+    put(source_task, "_ends_reading", lambda _mail: False)

@@ -262,6 +262,15 @@ def receives(source: object) -> bool:
 
 
 @runtime_checkable
+class SupportsLastBatches(Protocol):
+    """A reader whose rows are given to it, and that can read those it has before a stop."""
+
+    def take_no_more(self) -> None:
+        """Take no more rows. The polls that follow give those that were taken, and then ``CaughtUp``."""
+        ...
+
+
+@runtime_checkable
 class SupportsPartitionNames(Protocol):
     """A reader that knows its partitions before its first batch."""
 

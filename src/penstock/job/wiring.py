@@ -30,11 +30,11 @@ from penstock.runtime.barriers import AlignedBarrierHandler, BarrierHandler, Bar
 from penstock.runtime.channels import Channel, OutputPath, Rewrite, TaskOutput
 from penstock.runtime.executors import AnyTask, TaskRunner, TaskRunnerFactory, TaskThread, WorkerPool, WorkerThreads
 from penstock.runtime.inputs import Inputs, UpstreamInfo
+from penstock.runtime.poll_schedule import schedule_of
 from penstock.runtime.rate_control import DEFAULT_BATCH_DURATION, RateControl
 from penstock.runtime.source_task import (
     LatencyMarkerTimer,
     SourceTask,
-    schedule_of,
     with_rate_control,
     with_row_counts,
     with_watermark_alignment,
@@ -309,6 +309,7 @@ class AttemptBuilder:
             ),
             markers=LatencyMarkerTimer(latency_every) if latency_every is not None else None,
             alignment=self._alignment,
+            reads_last=receives(node.source) and env.until is Until.STOPPED,
             shell=self._supervisor,
             clock=env.clock,
         )

@@ -75,6 +75,12 @@ class BatchClock:
 
     # ---- polls ---------------------------------------------------------------------------------------------------
 
+    def finish(self) -> None:
+        """Let the polls that follow take all blocks: no other tick will come."""
+        with self._lock:
+            self._is_ticking = self._is_first = False
+            self._until = None
+
     def poll(self, wall: int, waiting: int | None) -> int:
         """Choose the tick that a poll serves; returns how many ticks that passed before the start have had no batch.
 

@@ -148,7 +148,7 @@ class ReceiverReader:
         self._writer = BlockWriter(context.uid, self._blocks, limits, lambda: self._clock.label(context.wall()))
         store = RowStore(self._columns, self._writer, durable=durable)
         self._runner = _ReceiverThread(context.uid, receiver, store, self._writer)
-        self._started = False
+        self._started = self._is_stopped = False
         self._lag_at = MonotonicTime(0)
 
     def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:
@@ -157,7 +157,7 @@ class ReceiverReader:
         Raises:
             PenstockError: the receiver failed, a block cannot be written or read, or the job was taken over.
         """
-        if self._receives and not self._started:
+        if self._receives and not self._started and not self._is_stopped:
             self._started = True
             self._writer.start(holds=bool(self._adopted))
             self._runner.start()
@@ -179,7 +179,17 @@ class ReceiverReader:
             )
         if not is_over or self._table is not None:  # or its tick has not come
             return NoData(wake_at=MonotonicTime(now + _POLL_INTERVAL))
-        return Ended() if self._receives else CaughtUp()
+        return Ended() if self._receives and not self._is_stopped else CaughtUp()
+
+    def take_no_more(self) -> None:
+        """Stop the receiver. The polls that follow give what it has stored, of any tick, and then ``CaughtUp``."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self._clock.finish()
+        if self._started:
+            self._runner.stop()
+            self._writer.close()
 
     def _next_tick(self) -> int | None:
         """The tick of the next row; ``None`` if there is none."""
@@ -196,7 +206,9 @@ class ReceiverReader:
         return failure
 
     def _is_over(self) -> bool:
-        return self._runner.is_over and self._writer.is_empty if self._receives else True
+        if not self._receives or not self._started:
+            return True
+        return (self._is_stopped or self._runner.is_over) and self._writer.is_empty
 
     def _take(self, limits: ReadLimit) -> pa.Table | None:
         """As many rows as a batch may have, at least one; ``None`` if there are none."""
