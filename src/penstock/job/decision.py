@@ -15,8 +15,8 @@ from penstock.graph.nodes import Read, Write
 from penstock.handles import split_replays
 from penstock.interfaces.sink import ChecksLog, CommitContext
 from penstock.interfaces.source import ChecksRows, KnowsEnd, SupportsBacklog
+from penstock.job.received_rows import refuse_shared_folder, refuse_unread_rows
 from penstock.job.start import DeclaredSteps, StartOptions, check_timezone, resolve_start
-from penstock.job.unread_rows import refuse_unread_rows
 from penstock.runtime.source_task import rows_after_end
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def decide_start(
         uids = {step.uid for step in declared.steps} | start.rename.keys()
         refuse_unread_rows(filesystem, history, _restored_manifest(bare, history), uids)
     recovery = decide_recovery(history, declared.steps, resolver=declared.resolver, at=at, **resolved)
+    refuse_shared_folder(history, _restored_manifest(recovery, history), {step.uid for step in declared.steps})
     _require_export(recovery.bring)
     sinks = {node.uid: node.sink for node in graph.nodes if isinstance(node, Write)}
     check_open(recovery.commit, CommitContext(filesystem=filesystem, job=graph.name, sinks=sinks))

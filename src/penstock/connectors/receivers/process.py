@@ -119,28 +119,30 @@ class ChildProcess(Receiver):
         channel = self._start()
         if channel is None:
             return
-        failure: str | None = None
-        is_over = False
-        with ThreadPoolExecutor(_WAITING_CALLERS, thread_name_prefix="penstock-receiver-process") as callers:
-            try:
-                while not is_over and (frame := channel.receive()) is not None:
-                    kind, number, data = frame
-                    if kind == _STORE:
-                        store.store(_table(data))
-                    elif kind == _STORE_RELIABLY:
-                        callers.submit(_store_reliably, store, channel, number, data)
-                    else:
-                        is_over, failure = True, data.decode() if kind == _FAILED else None
-            finally:
-                channel.close()
-        code = self._wait()
-        if self._stopping:
+        try:
+            last = self._store_all(channel, store)
+        finally:
+            channel.close()
+            code = self._wait()
+        if self._stopping or (last is not None and last[0] == _ENDED):
             return
-        if failure is not None:
-            raise SourceUnavailable(failure)
-        if not is_over:
-            msg = f"The process of the receiver ended with exit code {code}. Rows that it had not stored are lost."
-            raise SourceUnavailable(msg)
+        if last is not None:
+            raise SourceUnavailable(last[2].decode())
+        msg = f"The process of the receiver ended with exit code {code}. Rows that it had not stored are lost."
+        raise SourceUnavailable(msg)
+
+    def _store_all(self, channel: Channel, store: Store) -> tuple[bytes, int, bytes] | None:
+        """Store rows until the child says that it has ended or failed; ``None`` if it is gone."""
+        with ThreadPoolExecutor(_WAITING_CALLERS, thread_name_prefix="penstock-receiver-process") as callers:
+            while (frame := channel.receive()) is not None:
+                kind, number, data = frame
+                if kind == _STORE:
+                    store.store(_table(data))
+                elif kind == _STORE_RELIABLY:
+                    callers.submit(_store_reliably, store, channel, number, data)
+                else:
+                    return frame
+        return None
 
     def on_stop(self) -> None:
         """Ask the child to stop; it is killed if it does not."""

@@ -15,8 +15,8 @@ from penstock.errors import StateIncompatible
 from penstock.failpoints import FailpointCrash, armed
 from penstock.filesystem.local import LocalFileSystem
 from penstock.job.decision import decide_start
+from penstock.job.received_rows import refuse_shared_folder, refuse_unread_rows
 from penstock.job.start import DeclaredSteps, parse_start_options
-from penstock.job.unread_rows import refuse_unread_rows
 from penstock.testing.filesystem import MemoryFileSystem
 
 
@@ -75,6 +75,58 @@ def test_a_start_asks_unless_it_may_leave_state_unused(job):
     with pytest.raises(StateIncompatible, match="9 rows"):
         decide()
     assert decide(allow_non_restored_state=True).restored is None
+
+
+# ------------------------------------------------------------------------------------------------------- a rename
+
+
+def renamed(job):
+    """The job, gone on under another uid of the source."""
+    position = job.reader.position()
+    job.reader.close()
+    job.uid = "renamed"
+    job.open(position)
+    return job
+
+
+def test_a_renamed_source_reads_the_blocks_of_its_old_name_and_goes_on_in_their_folder(job):
+    renamed(job)
+    job.store().store_reliably(numbered(10))
+
+    assert job.early + read(job.reader) == numbered(4, 5, 6, 7, 8, 9, 10)
+    assert {block.split("/")[1] for block in job.blocks} == {"in"}
+
+
+def test_blocks_are_kept_for_checkpoints_from_before_the_rename_and_deleted_with_them(job):
+    renamed(job)
+    read(job.reader)
+    job.checkpoint(1, retained=2)
+    held = len(job.blocks)
+    job.checkpoint(2, retained=2)
+
+    assert held == 3, "the block that checkpoint 0 reads, the one after it, and the seal"
+    assert len(job.blocks) == 1
+
+
+def test_a_fresh_start_after_a_rename_finds_the_folder(job):
+    renamed(job)
+    job.checkpoint(1)
+    job.reader.close()
+
+    assert read(job.open()) == numbered(*range(3, 10)), "blocks from the first that a checkpoint reads"
+
+
+def test_a_renamed_source_is_not_missed_and_a_new_one_of_its_old_name_is_refused(job):
+    renamed(job)
+    job.checkpoint(1)
+    history = job.owned.history
+
+    refuse(job, "renamed")
+    refuse_shared_folder(history, history.restore_point, {"renamed"})
+    with pytest.raises(StateIncompatible, match=r"Source 'in' is new.*Give the new source another uid"):
+        refuse_shared_folder(history, history.restore_point, {"renamed", "in"})
+    with pytest.raises(StateIncompatible, match="6 rows"):
+        refuse(job, "in-between")
 
 
 # ------------------------------------------------------------------------------------------------------------- status

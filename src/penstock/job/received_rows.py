@@ -1,4 +1,4 @@
-"""Received rows that no source of the pipeline would read: a start is refused rather than leave them behind."""
+"""What received rows refuse a start: one that would leave some unread, and one whose sources would share a folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import paths
-from penstock.checkpoint.received import SEAL, recorded
+from penstock.checkpoint.received import SEAL, folder_of, recorded, recorded_positions
 from penstock.connectors.receivers.blocks import decode_block
 from penstock.errors import CheckpointUnreadable, StateIncompatible
 
@@ -44,7 +44,10 @@ def refuse_unread_rows(
     Raises:
         StateIncompatible: there are such rows.
     """
-    unread = [each for each in unread_rows(filesystem, history, restored, sources) if each.rows]
+    kept = {folder_of(history, uid) for uid in sources}
+    if restored is not None:
+        kept |= {position.uid for uid, position in recorded_positions(restored, history.log_id) if uid in sources}
+    unread = [each for each in unread_rows(filesystem, history, restored, kept) if each.rows]
     if unread:
         msg = (
             f"The log of received rows holds {' and '.join(map(str, unread))} that were acknowledged and are not read "
@@ -54,14 +57,32 @@ def refuse_unread_rows(
         raise StateIncompatible(msg, uid=unread[0].uid)
 
 
+def refuse_shared_folder(history: History, restored: Manifest | None, sources: Collection[str]) -> None:
+    """Refuse a new source that has the old uid of one that was renamed: their blocks would lie in one folder.
+
+    Raises:
+        StateIncompatible: there is such a source.
+    """
+    if restored is None:
+        return
+    positions = dict(recorded_positions(restored, history.log_id))
+    for uid, position in positions.items():
+        if position.uid != uid and uid in sources and position.uid in sources and position.uid not in positions:
+            msg = (
+                f"Source {position.uid!r} is new, and the received rows of source {uid!r} lie in the folder of that "
+                "name, from before it was renamed. Give the new source another uid."
+            )
+            raise StateIncompatible(msg, uid=position.uid)
+
+
 def unread_rows(
-    filesystem: FileSystem, history: History, restored: Manifest | None, sources: Collection[str]
+    filesystem: FileSystem, history: History, restored: Manifest | None, kept: Collection[str]
 ) -> Iterator[UnreadRows]:
-    """The rows of each uid in the folder of received rows that is not among these, in the order of uids."""
+    """The rows in each folder that is not among these, in the order of their names."""
     found: dict[str, list[BlockId]] = {}
     for path in filesystem.list(paths.WAL):
         block, uid = paths.block_id(path), path.split("/")[1]
-        if block is not None and uid not in sources:
+        if block is not None and uid not in kept:
             found.setdefault(uid, []).append(block)
     for uid, blocks in sorted(found.items()):
         position = None if restored is None else recorded(restored, uid, history.log_id)
