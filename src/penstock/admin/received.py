@@ -148,7 +148,7 @@ def unreadable_block(filesystem: FileSystem, path: str) -> SkippedBlock:
     if block is None or not any(
         each is not None and each.generation == block.generation and each >= block for each in later
     ):
-        msg = f"{path} is no block of received rows. Give its path as penstock verify shows it: wal/UID/GENERATION/…"
+        msg = f"{path} is no block of received rows. Give the path of one, as penstock verify shows it."
         raise UnknownName(msg)
     data = filesystem.read(path)
     if data is None:

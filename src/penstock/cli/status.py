@@ -179,7 +179,6 @@ def _status_document(now: JobStatus) -> dict[str, object]:
         "state_bytes": sum(now.state_bytes.values()),
         "steps": [{"uid": uid, "bytes": length} for uid, length in sorted(now.state_bytes.items())],
         "received_sources": [_received_fields(each) for each in now.received.sources],
-        "free_bytes": now.received.free,
         "run": _run_fields(now),
     }
 

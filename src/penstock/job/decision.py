@@ -61,7 +61,9 @@ def decide_start(
     resolved = resolve_start(start, history, job=graph.name, at=at, generation=generation)
     require_log(history, filesystem)
     if not start.allow_non_restored_state:
-        bare = decide_recovery(history, (), at=at, **{**resolved, "allow_non_restored_state": True, "rename": {}})
+        anyhow = resolved.copy()
+        anyhow["allow_non_restored_state"], anyhow["rename"] = True, {}
+        bare = decide_recovery(history, (), at=at, **anyhow)
         uids = {step.uid for step in declared.steps} | start.rename.keys()
         refuse_unread_rows(filesystem, history, _restored_manifest(bare, history), uids)
     recovery = decide_recovery(history, declared.steps, resolver=declared.resolver, at=at, **resolved)

@@ -102,6 +102,6 @@ def unread_rows(
 def _rows(data: bytes, place: str) -> int:
     """The number of rows in a block; one that is damaged counts as one, since it had some."""
     try:
-        return decode_block(data, place).num_rows
+        return int(decode_block(data, place).num_rows)
     except CheckpointUnreadable:
         return 1

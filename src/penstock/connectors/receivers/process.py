@@ -45,7 +45,7 @@ _STOP_SECONDS: Final = 4.0
 _CHILD: Final = "from penstock.connectors.receivers.process import run_child; run_child()"
 
 
-class Channel:
+class FrameSocket:
     """Frames over a socket. Several threads may send, one receives."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -106,7 +106,7 @@ class ChildProcess(Receiver):
         self._receiver = receiver
         self._schema = schema
         self._child: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
+        self._channel: FrameSocket | None = None
         self._lock = threading.Lock()
         self._stopping = False
 
@@ -131,7 +131,7 @@ class ChildProcess(Receiver):
         msg = f"The process of the receiver ended with exit code {code}. Rows that it had not stored are lost."
         raise SourceUnavailable(msg)
 
-    def _store_all(self, channel: Channel, store: Store) -> tuple[bytes, int, bytes] | None:
+    def _store_all(self, channel: FrameSocket, store: Store) -> tuple[bytes, int, bytes] | None:
         """Store rows until the child says that it has ended or failed; ``None`` if it is gone."""
         with ThreadPoolExecutor(_WAITING_CALLERS, thread_name_prefix="penstock-receiver-process") as callers:
             while (frame := channel.receive()) is not None:
@@ -155,7 +155,7 @@ class ChildProcess(Receiver):
             channel.send(_STOP)
         threading.Thread(target=_kill_later, args=(child,), name="penstock-receiver-stop", daemon=True).start()
 
-    def _start(self) -> Channel | None:
+    def _start(self) -> FrameSocket | None:
         from pyspark import cloudpickle
 
         ours, theirs = socket.socketpair()
@@ -169,7 +169,7 @@ class ChildProcess(Receiver):
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)},
             )
-            channel = self._channel = Channel(ours)
+            channel = self._channel = FrameSocket(ours)
         channel.send(_BEGIN, data=cloudpickle.dumps(self._receiver))  # type: ignore[no-untyped-call]
         channel.send(_BEGIN, data=self._schema.serialize().to_pybytes())
         return channel
@@ -191,7 +191,7 @@ def _kill_later(child: subprocess.Popen[bytes]) -> None:
         child.kill()
 
 
-def _store_reliably(store: Store, channel: Channel, number: int, data: bytes) -> None:
+def _store_reliably(store: Store, channel: FrameSocket, number: int, data: bytes) -> None:
     try:
         store.store_reliably(_table(data))
     except PenstockError as error:
@@ -211,10 +211,10 @@ def _table(data: bytes) -> pa.Table:
 # ---- the child's side ------------------------------------------------------------------------------------------------
 
 
-class _ChannelWriter(TableWriter):
+class _SocketWriter(TableWriter):
     """Takes tables as a ``BlockWriter`` does, and sends them to the parent."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: FrameSocket) -> None:
         self._channel = channel
         self._lock = threading.Lock()
         self._next = 0
@@ -273,13 +273,13 @@ def run_child() -> None:
     import pyarrow as pa
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent stops in order, and asks us to
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
     first, second = channel.receive(), channel.receive()
     if first is None or second is None:
         return
     # What is unpickled comes from the parent process over a socket that nobody else has.
     receiver: Receiver = pickle.loads(first[2])
-    writer = _ChannelWriter(channel)
+    writer = _SocketWriter(channel)
     store = RowStore(pa.ipc.read_schema(pa.py_buffer(second[2])), writer)
     threading.Thread(target=_listen, args=(channel, receiver, writer), name="penstock-parent", daemon=True).start()
     try:
@@ -294,7 +294,7 @@ def run_child() -> None:
     os._exit(0)  # threads of the receiver may go on for ever
 
 
-def _listen(channel: Channel, receiver: Receiver, writer: _ChannelWriter) -> None:
+def _listen(channel: FrameSocket, receiver: Receiver, writer: _SocketWriter) -> None:
     """Hand out answers; a stop, or the end of the parent, stops the receiver."""
     while (frame := channel.receive()) is not None:
         kind, number, data = frame
