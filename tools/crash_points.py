@@ -50,6 +50,7 @@ GROUPS = {
         "received.block.before",
         "received.block.durable",
         "received.clean.before",
+        "received.skip.before",
     ),
     "Files that were read are archived or deleted": (
         "source.files.noted",

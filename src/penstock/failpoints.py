@@ -54,6 +54,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "received.block.durable": "a block of received rows is durable, nobody was told",
         "received.clean.before": "a block that no checkpoint reads any more is about to be deleted",
         "received.seal.before": "the blocks of an older generation are about to be sealed",
+        "received.skip.before": "the log says that a damaged block is skipped, and it is still there",
         "received.sealed": "all older generations of a receiver are sealed, none of their blocks is read",
         "recovery.committed": "what the log held open is published, nothing is restored",
         "recovery.restored": "state and positions are restored, no source has started",

@@ -104,6 +104,8 @@ class Position:
 
 RECEIVED: Final = "received/1"
 """Kind of the positions of sources that receive rows and keep them in a write-ahead log."""
+UNLOGGED: Final = "received-unlogged/1"
+"""Kind of the positions of sources that receive rows and keep no log of them."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -124,10 +126,14 @@ class AdoptedBlocks:
     Attributes:
         blocks: those to be read, oldest first.
         row: number of rows of the first one that were read already.
+        served: the last tick whose blocks were read; 0 if there is none.
+        floor: no block that was read by any checkpoint has a later tick.
     """
 
     blocks: tuple[BlockId, ...] = ()
     row: int = 0
+    served: int = 0
+    floor: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,7 @@ COMMANDS = [
     "late",
     "verify",
     "gc",
+    "skip",
     "shadow",
     "doctor",
     "init",

@@ -23,7 +23,8 @@ from penstock.handles import CheckpointId, Position
 from penstock.interfaces.source import CaughtUp, NoData, PlannedBatch, PollResult, ReadLimit
 from penstock.runtime.channels import Channel, OutputPath, Rewrite, TaskOutput
 from penstock.runtime.inputs import Inputs, UpstreamInfo
-from penstock.runtime.source_task import Finish, FixedInterval, PollSchedule, SourceTask, with_watermark_alignment
+from penstock.runtime.poll_schedule import FixedInterval, PollSchedule
+from penstock.runtime.source_task import Finish, SourceTask, with_watermark_alignment
 from penstock.runtime.task import StepResult
 from penstock.runtime.watermark_alignment import NO_PAUSE, AlignmentCoordinator
 

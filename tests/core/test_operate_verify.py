@@ -326,7 +326,7 @@ def test_a_damaged_block_is_found_with_the_checkpoints_that_read_it(tmp_path):
     assert (each.path, each.fault) == (paths.block("in", BlockId(0, 2)), Fault.CONTENT)
     assert (each.checkpoints, each.savepoints) == ((1,), ("keep",))
     assert verdict(job, quick=True).is_sound
-    assert "give its source another uid" in lines(job)[1]
+    assert "penstock skip orders BLOCK" in lines(job)[1]
 
 
 def test_a_block_that_is_not_there_is_found_by_a_quick_look_too(tmp_path):

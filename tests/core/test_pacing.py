@@ -5,7 +5,7 @@ import pytest
 import penstock as ps
 from penstock.clock import WallTime
 from penstock.graph.nodes import DEFAULT_LINGER, Every, WhenReady
-from penstock.runtime.source_task import AdaptiveBatching, FixedInterval, schedule_of
+from penstock.runtime.poll_schedule import AdaptiveBatching, FixedInterval, schedule_of
 
 
 def at(micros: int) -> WallTime:

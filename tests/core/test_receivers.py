@@ -6,13 +6,12 @@ import threading
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import LongType, StringType, StructType
+from pyspark.sql.types import LongType, StructType
 
-from core.checkpoint_values import CLAIM, log_on, manifest
-from penstock.checkpoint.gc import collect
-from penstock.checkpoint.received import ReceivedBlocks
-from penstock.clock import MonotonicTime, WallTime
-from penstock.connectors.receivers import Receiver, Source
+import penstock as ps
+from core.receivers_kit import PATIENCE, SCHEMA, Given, Job, ask, ask_until_it_fails, numbered, read, rows
+from penstock.clock import MonotonicTime
+from penstock.connectors.receivers import Source
 from penstock.connectors.receivers.blocks import decode_block, encode_block
 from penstock.errors import (
     CheckpointUnreadable,
@@ -26,75 +25,9 @@ from penstock.errors import (
 from penstock.facts import SourceLag
 from penstock.filesystem import local
 from penstock.filesystem.local import LocalFileSystem
-from penstock.handles import TaskSnapshot
-from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, SourceContext, Until
+from penstock.graph.validate import validate
+from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, SourceContext, Until
 from penstock.testing.filesystem import MemoryFileSystem
-
-PATIENCE = 30.0
-SCHEMA = StructType().add("id", LongType()).add("name", StringType())
-
-
-class Given(Receiver):
-    """Gives the test its store; ends when it is told to."""
-
-    def __init__(self):
-        self.stores = []
-        self.started = threading.Event()
-        self.over = threading.Event()
-        self.errors = []  # shared by the copies that run
-
-    def on_start(self, store):
-        self.stores.append(store)
-        self.started.set()
-        assert self.over.wait(PATIENCE)
-        for error in self.errors:
-            raise error
-
-    def on_stop(self):
-        self.over.set()
-
-
-class Job:
-    """A job's directory, and one reader after another on it."""
-
-    def __init__(self, filesystem, uid="in"):
-        self.filesystem = filesystem
-        self.uid = uid
-        self.readers = []
-        self.facts = []
-        self.claims = 0
-
-    def open(self, resume=None, *, until=Until.STOPPED, schema=SCHEMA, **options):
-        self.claims += 1
-        log, _ = log_on(self.filesystem, ids=f"claim-{self.claims}")
-        self.owned = log.claim(CLAIM, take_over=True)
-        blocks = ReceivedBlocks(self.uid, self.owned, self.filesystem, pause=lambda _: None)
-        self.receiver = Given()
-        source = Source(self.receiver, schema=schema, **{"block_interval_ms": 0, **options})
-        context = SourceContext(uid=self.uid, spark=None, until=until, report=self.facts.append, received=blocks)
-        self.reader = source.open(context, resume)
-        self.readers.append(self.reader)
-        return self.reader
-
-    def store(self):
-        """The store, once the receiver runs."""
-        poll = ask(self.reader)
-        self.early = rows(poll) if isinstance(poll, PlannedBatch) else []
-        assert self.receiver.started.wait(PATIENCE)
-        return self.receiver.stores[-1]
-
-    def checkpoint(self, number, **rest):
-        task = TaskSnapshot(task=self.uid, position=self.reader.position())
-        self.owned.append(collect(manifest(number, tasks=(task,)), self.owned.history, **rest))
-        self.reader.committed(number, task.position)
-
-    @property
-    def blocks(self):
-        return self.filesystem.list("wal")
-
-    def close(self):
-        for reader in self.readers:
-            reader.close()
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -109,32 +42,6 @@ def on_disk(tmp_path):
     job = Job(LocalFileSystem(tmp_path / "state"))
     yield job
     job.close()
-
-
-def ask(reader, now=0, **limits):
-    return reader.poll(now=MonotonicTime(now), wall=WallTime(0), limits=ReadLimit(**limits))
-
-
-def rows(poll):
-    return [tuple(row.values()) for row in poll.plan.table.to_pylist()]
-
-
-def read(reader, **limits):
-    """All that is there now."""
-    found = []
-    while isinstance(poll := ask(reader, **limits), PlannedBatch):
-        assert poll.rows == len(rows(poll))
-        found += rows(poll)
-    return found
-
-
-def ask_until_it_fails(reader):
-    for _ in range(1_000_000):
-        ask(reader)
-
-
-def numbered(*ids):
-    return [(id, f"row {id}") for id in ids]
 
 
 # ------------------------------------------------------------------------------------------------------ blocks as bytes
@@ -531,3 +438,53 @@ def test_a_class_is_no_receiver():
 def test_without_a_job_nothing_can_be_received():
     with pytest.raises(GraphError, match="state directory"):
         Source(Given(), schema=SCHEMA).open(SourceContext(uid="in", spark=None), None)
+
+
+# ------------------------------------------------------------------------------------------------------- without a log
+
+
+def test_without_a_log_rows_lie_in_memory_and_a_restart_loses_those_that_were_not_read(job):
+    job.open(durable=False)
+    store = job.store()
+    store.store(numbered(1))
+    while not (found := read(job.reader)):
+        pass
+    position = job.reader.position()
+    store.store(numbered(2))
+    job.reader.close()
+
+    assert found == numbered(1)
+    assert job.blocks == []
+    job.open(position, durable=False)
+    job.store().store(numbered(3))
+    while not (found := job.early + read(job.reader)):
+        pass
+    assert found == numbered(3)
+
+
+def test_without_a_log_nothing_can_be_stored_reliably(job):
+    job.open(durable=False)
+
+    with pytest.raises(GraphError, match="keeps no log"):
+        job.store().store_reliably(numbered(1))
+
+
+def test_a_pipeline_that_asks_for_more_than_a_source_without_a_log_can_do_is_refused():
+    for source in (Source(Given(), schema="n LONG", durable=False), ps.socket.Source("localhost", 1, durable=False)):
+        p = ps.Pipeline("demo")
+        p.read("in", source).write("out", ps.memory.Sink(), guarantee="at-least-once")
+
+        with pytest.raises(GraphError, match="which can be read at-most-once only"):
+            validate(p.graph())
+
+
+def test_a_source_does_not_change_between_a_log_and_none_under_one_uid(job):
+    job.open(durable=False)
+    unlogged = job.reader.position()
+    job.open()
+    logged = job.reader.position()
+
+    with pytest.raises(StateIncompatible, match="Give it a uid of its own"):
+        job.open(logged, durable=False)
+    with pytest.raises(StateIncompatible, match="Give it a uid"):
+        job.open(unlogged)

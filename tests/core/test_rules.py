@@ -14,7 +14,6 @@ WITHOUT_A_BUG = {
     "L10": "tests/core/test_log.py plants gaps; the simulation's file system never loses an entry that was durable",
     "G3": "see the bugs 'layer-dropped' and 'G1-shared'",
     "G4": "a pin is not modelled; tests of state as a table condemn what is being read",
-    "G5": "tests/properties/test_received.py plants its own bugs into a simulation of its own",
 }
 """Why no planted bug has this rule's name."""
 

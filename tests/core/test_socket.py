@@ -6,11 +6,9 @@ import threading
 
 import pytest
 
+from core.receivers_kit import PATIENCE, Server
 from penstock.connectors.receivers.socket import RecordSplitter, SocketReceiver, Source
 from penstock.errors import GraphError, SourceUnavailable
-
-PATIENCE = 30.0
-"""Seconds after which a test that waits has failed."""
 
 
 class Kept:
@@ -31,29 +29,6 @@ class Kept:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.rows) >= len(rows), PATIENCE), self.rows
         assert self.rows == list(rows)
-
-
-class Server:
-    """Listens on the loopback; a test accepts each connection and says what becomes of it."""
-
-    def __init__(self):
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(PATIENCE)
-        self.port = self._listener.getsockname()[1]
-
-    def send(self, *parts, reset=False):
-        connection, _ = self._listener.accept()
-        for part in parts:
-            connection.sendall(part)
-        if reset:  # with this a close sends a reset
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.close()
-
-    def accept(self):
-        return self._listener.accept()[0]
-
-    def close(self):
-        self._listener.close()
 
 
 class Running:

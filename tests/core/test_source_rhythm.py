@@ -14,15 +14,9 @@ from penstock.facts import BatchRead, Counted
 from penstock.handles import CheckpointId, Position
 from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, PollResult, ReadLimit
 from penstock.runtime.channels import Channel, TaskOutput
+from penstock.runtime.poll_schedule import AdaptiveBatching, FixedInterval, PollSchedule
 from penstock.runtime.rate_control import RateControl
-from penstock.runtime.source_task import (
-    AdaptiveBatching,
-    Finish,
-    FixedInterval,
-    LatencyMarkerTimer,
-    PollSchedule,
-    SourceTask,
-)
+from penstock.runtime.source_task import Finish, LatencyMarkerTimer, SourceTask
 from penstock.runtime.task import Completed, StepResult
 
 SECOND = 1_000_000

@@ -15,7 +15,8 @@ from penstock.interfaces.operator import DeferredBatch
 from penstock.interfaces.source import NoData, PlannedBatch, PollResult, ReadLimit
 from penstock.runtime.channels import Channel
 from penstock.runtime.inputs import Inputs
-from penstock.runtime.source_task import AdaptiveBatching, SourceTask
+from penstock.runtime.poll_schedule import AdaptiveBatching
+from penstock.runtime.source_task import SourceTask
 from penstock.runtime.task import Completed, StepResult, StepTask
 from penstock.runtime.task_logic import OperatorLogic
 

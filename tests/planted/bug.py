@@ -13,22 +13,26 @@ Plant = Callable[[Callable[[Any, str, Any], None]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """A rule, what is done instead, and which core tests are asked if the simulation does not find it."""
+    """A rule, what is done instead, and which core tests are asked if the simulation does not find it.
+
+    ``blind``: the simulation has nothing that could find it.
+    """
 
     name: str
     what: str
     plant: Plant
     core: str = ""
     note: str = ""
+    blind: bool = False
 
 
 BUGS: dict[str, Bug] = {}
 INHERITED = object()
 
 
-def bug(name: str, what: str, *, core: str = "", note: str = "") -> Callable[[Plant], Plant]:
+def bug(name: str, what: str, *, core: str = "", note: str = "", blind: bool = False) -> Callable[[Plant], Plant]:
     def register(plant: Plant) -> Plant:
-        BUGS[name] = Bug(name=name, what=what, plant=plant, core=core, note=note)
+        BUGS[name] = Bug(name=name, what=what, plant=plant, core=core, note=note, blind=blind)
         return plant
 
     return register

@@ -17,8 +17,8 @@ from penstock.operators.timers import TimerQueue
 from penstock.runtime import task_logic
 from penstock.runtime.barriers import BarrierTracker
 from penstock.runtime.inputs import Input
+from penstock.runtime.poll_schedule import FixedInterval
 from penstock.runtime.rate_control import SECOND, RateControl
-from penstock.runtime.source_task import FixedInterval
 from penstock.runtime.task import StepTask
 from penstock.runtime.task_logic import OperatorLogic
 from penstock.runtime.watermarks import WatermarkValve

@@ -9,6 +9,7 @@ from planted import (  # noqa: F401
     of_files,
     of_functions,
     of_letters,
+    of_received,
     of_rewinds,
     of_the_breadth,
     of_the_log,

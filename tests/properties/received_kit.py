@@ -24,7 +24,7 @@ from penstock.filesystem.base import Created, UnknownOutcome
 from penstock.handles import BlockId, TaskSnapshot
 from penstock.testing.filesystem import MemoryFileSystem
 
-UID = "in"
+UID, RENAMED = "in", "renamed"
 STEPS = (StepRecord(uid=UID, role=StepRole.SOURCE, kind="received/1"),)
 Act = tuple[Any, ...]
 
@@ -78,6 +78,7 @@ class Driver:
     blocks: ReceivedBlocks
     to_read: list[BlockId]
     read: tuple[str, ...]
+    uid: str
     last: BlockId | None = None
     unconfirmed: str | None = None
     is_new: bool = True
@@ -206,10 +207,11 @@ class Received:
             log.append(plan_rewind(log.history, rewind_to, at=9))
         point = log.history.restore_point
         resume = None if point is None else point.tasks[0].position
-        blocks = ReceivedBlocks(UID, log, self.disk, lambda _: None)
+        uid = UID if point is None or self.starts % 2 else RENAMED  # every other start renames the source
+        blocks = ReceivedBlocks(uid, log, self.disk, lambda _: None)
         adopted = blocks.adopt(resume).blocks
         read = () if point is None else self.contents[point.checkpoint]
-        return Driver(log, blocks, list(adopted), read)
+        return Driver(log, blocks, list(adopted), read, uid)
 
     def _crash(self, driver: Driver) -> None:
         if driver in self.drivers:
@@ -237,7 +239,7 @@ class Received:
         history = driver.log.history
         parent = history.restore_point
         number = history.next_checkpoint
-        task = TaskSnapshot(task=UID, position=driver.blocks.position(driver.last))
+        task = TaskSnapshot(task=driver.uid, position=driver.blocks.position(driver.last))
         made = manifest(number, parent and parent.checkpoint, tasks=(task,), steps=STEPS)
         driver.log.append(collect(made, history, retained=self.retained))
         self.contents[number] = driver.read

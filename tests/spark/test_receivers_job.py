@@ -54,7 +54,8 @@ def test_each_acknowledged_row_is_published_once_although_the_receiver_fails(
     @ps.pipeline("numbers")
     def pipeline(p: ps.Pipeline) -> None:
         source = ps.receivers.Source(numbers, schema="n INT", block_interval_ms=1)
-        p.read("in", source).select("n * 2 AS twice").write("out", out)
+        read = p.read("in", source, pace=ps.every("20 ms", missed="each"))
+        read.select("n * 2 AS twice").write("out", out)
 
     job = ps.Job(pipeline, state=tmp_path, spark=spark, listener=watch, checkpoint_every="50ms")
     job.start()

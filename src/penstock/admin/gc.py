@@ -47,7 +47,7 @@ def stat_file(filesystem: FileSystem, path: str) -> FileStat | None:
     Raises:
         StorageFailed: the file cannot be accessed.
     """
-    local = _local_path(filesystem, path)
+    local = local_path(filesystem, path)
     if local is None:
         data = filesystem.read(path)
         return None if data is None else FileStat(length=len(data), written=None)
@@ -68,7 +68,7 @@ def sha256_of(filesystem: FileSystem, path: str, read: Callable[[int], None] = l
     Raises:
         StorageFailed: the file cannot be read.
     """
-    local = _local_path(filesystem, path)
+    local = local_path(filesystem, path)
     if local is None:
         data = filesystem.read(path)
         return None if data is None else sha256(data).hexdigest()
@@ -108,7 +108,7 @@ def generation_below(path: str) -> int | None:
     return paths.generation_of(path)
 
 
-def _local_path(filesystem: FileSystem, path: str) -> str | None:
+def local_path(filesystem: FileSystem, path: str) -> str | None:
     """The path of a file for the operating system; ``None`` if it is not a local file."""
     address = filesystem.url(path)
     return address.removeprefix("file://") if address.startswith("file:") else None

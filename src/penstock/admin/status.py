@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from penstock.admin.received import ReceivedLog, read_received
 from penstock.checkpoint.entries import Claim, StepRole
 from penstock.clock import format_duration, parse_duration
 from penstock.control.client import JobDirectory, is_at_rest, jobs_in
@@ -136,6 +137,7 @@ class JobStatus:
         owner: the answer of the process that runs it, if one does.
         hint: the status file of its last run, if any; see ``is_hint_of_now``.
         now: when all this was read.
+        received: the write-ahead log of the sources that are given rows.
     """
 
     job: str
@@ -143,6 +145,7 @@ class JobStatus:
     owner: Answer | None
     hint: StatusFile | None
     now: WallTime
+    received: ReceivedLog = field(default_factory=ReceivedLog)
 
     @property
     def owner_state(self) -> OwnerState:
@@ -222,7 +225,12 @@ def job_status(job: JobDirectory) -> JobStatus:
     hint = _read_hint(job)
     of_this_log = hint is not None and hint.log_id == history.log_id
     return JobStatus(
-        job=job.job, history=history, owner=owner, hint=hint if of_this_log else None, now=job.clock.wall()
+        job=job.job,
+        history=history,
+        owner=owner,
+        hint=hint if of_this_log else None,
+        now=job.clock.wall(),
+        received=read_received(job.filesystem, history),
     )
 
 

@@ -363,8 +363,8 @@ def _remedies(report: VerifyReport) -> Iterable[str]:
     is_restore_point = report.restore_point is not None and report.restore_point not in report.sound
     if any(each.path.startswith(f"{paths.WAL}/") for each in report.broken):
         yield (
-            "a missing or damaged block ends each start that reads it; without a copy, give its source another uid to "
-            "go on without the rows that were received and not read"
+            "a missing or damaged block ends each start that reads it; without a copy, go on without its rows with "
+            f"penstock skip {report.job} BLOCK"
         )
         return
     if any(each.path.startswith(f"{FOLDER}/") for each in report.broken):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import GraphError
 from penstock.graph.nodes import CallSite, Every, GraphBuilder, PortRef, WhenReady, defined_at, is_column
 from penstock.handles import check_name
+from penstock.interfaces.source import receives
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -39,10 +40,16 @@ def check_same(ours: GraphBuilder, theirs: GraphBuilder, origin: CallSite) -> No
         raise GraphError(msg, where=str(origin))
 
 
-def check_pace(pace: object, uid: str, origin: CallSite) -> None:
-    """Refuse a pace that is none of ``ps.when_ready``, ``ps.linger()`` and ``ps.every()``."""
+def check_pace(pace: object, source: object, uid: str, origin: CallSite) -> None:
+    """Refuse what is no pace, and missed ticks one by one of a source that does not know the ticks of its rows."""
     if not isinstance(pace, (WhenReady, Every)):
         msg = f'read() cannot take pace={pace!r}. Write ps.every("1 second"), ps.linger("20 ms") or ps.when_ready.'
+        raise GraphError(msg, uid=uid, where=str(origin))
+    if isinstance(pace, Every) and pace.catch_up > 1 and not receives(source):
+        msg = (
+            'read() cannot take missed="each" for this source: only one that receives rows, such as '
+            "ps.receivers.Source, knows at which tick each came. Leave missed out."
+        )
         raise GraphError(msg, uid=uid, where=str(origin))
 
 

@@ -71,7 +71,7 @@ class Pipeline:
         if not hasattr(source, "open"):
             msg = f"read() cannot take {source!r}. Give it a source such as ps.files.Source(…)."
             raise GraphError(msg, uid=uid, where=str(origin))
-        check_pace(pace, uid, origin)
+        check_pace(pace, source, uid, origin)
         return self.add(lambda number: Read(id=number, origin=origin, uid=uid, source=source, pace=pace))
 
     def table(self, name: str, query: str, *, refresh: str | None = None, on_error: OnTableError = "fail") -> TableRef:

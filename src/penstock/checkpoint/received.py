@@ -7,7 +7,7 @@ generation: it takes the number after the last block for a seal, so that nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,10 +32,11 @@ class ReceivedPosition:
 
     Attributes:
         log_id: of the log whose generations the blocks belong to.
-        uid: of the source that the blocks lie under.
+        uid: of the folder of the blocks: that of the source, or the one it had before it was renamed.
         next: the first block that is not read to its end.
         row: number of its rows that were read.
         sealed: every generation below this one is sealed.
+        tick: the last one whose blocks were read; 0 if there is none.
     """
 
     log_id: str
@@ -43,6 +44,7 @@ class ReceivedPosition:
     next: BlockId
     sealed: Generation
     row: int = 0
+    tick: int = 0
 
     def encode(self) -> Position:
         """The position as a manifest holds it."""
@@ -55,6 +57,7 @@ class ReceivedPosition:
                 "block": self.next.number,
                 "row": self.row,
                 "sealed": self.sealed,
+                "tick": self.tick,
             },
         )
 
@@ -74,16 +77,33 @@ class ReceivedPosition:
             raise StateIncompatible(msg)
         next = BlockId(Generation(detail["generation"]), detail["block"])
         sealed = Generation(detail["sealed"])
-        return cls(log_id=detail["log"], uid=detail["uid"], next=next, row=detail["row"], sealed=sealed)
+        return cls(
+            log_id=detail["log"], uid=detail["uid"], next=next, row=detail["row"], sealed=sealed, tick=detail["tick"]
+        )
 
 
-def recorded(manifest: Manifest, uid: str, log_id: str | None) -> ReceivedPosition | None:
-    """The position that a checkpoint has of the blocks of a source in this log; ``None`` if it has none."""
+def recorded_positions(manifest: Manifest, log_id: str | None) -> Iterator[tuple[str, ReceivedPosition]]:
+    """The sources of a checkpoint that have a position in blocks of this log, with that position."""
     for task in manifest.tasks:
-        if task.task == uid and task.position is not None and task.position.kind == RECEIVED:
+        if task.position is not None and task.position.kind == RECEIVED:
             position = ReceivedPosition.decode(task.position)
-            return position if (position.log_id, position.uid) == (log_id, uid) else None
-    return None
+            if position.log_id == log_id:
+                yield task.task, position
+
+
+def recorded(manifest: Manifest, folder: str, log_id: str | None) -> ReceivedPosition | None:
+    """The position that a checkpoint has in the blocks of a folder, whatever the source is called there."""
+    found = (position for _, position in recorded_positions(manifest, log_id) if position.uid == folder)
+    return next(found, None)
+
+
+def folder_of(history: History, uid: str) -> str:
+    """The folder of the blocks of a source without a position: that of its newest one, if it had any."""
+    for _, manifest in reversed(list(history.manifests.values())):
+        for task, position in recorded_positions(manifest, history.log_id):
+            if task == uid:
+                return position.uid
+    return uid
 
 
 # ---- decisions ------------------------------------------------------------------------------------------------------
@@ -122,19 +142,25 @@ def known_claims(history: History) -> frozenset[int]:
     )
 
 
-def sealed_below(history: History, uid: str) -> Generation:
+def sealed_below(history: History, folder: str) -> Generation:
     """Every generation below this one is sealed, by what checkpoints record."""
-    positions = (recorded(manifest, uid, history.log_id) for _, manifest in history.manifests.values())
+    positions = (recorded(manifest, folder, history.log_id) for _, manifest in history.manifests.values())
     return max((each.sealed for each in positions if each is not None), default=Generation(0))
 
 
-def low_mark(history: History, uid: str) -> BlockId | None:
+def newest_tick(history: History, folder: str) -> int:
+    """The last tick that a checkpoint has read blocks of: those that it is past have no later one."""
+    positions = (recorded(manifest, folder, history.log_id) for _, manifest in history.manifests.values())
+    return max((each.tick for each in positions if each is not None), default=0)
+
+
+def low_mark(history: History, folder: str) -> BlockId | None:
     """The first block that a restorable checkpoint still has to read; those before it are needed no more.
 
     ``None`` if a restorable checkpoint is from before the source was there, or there is none: a start from it reads
     all blocks.
     """
-    positions = [recorded(manifest, uid, history.log_id) for manifest in history.restorable.values()]
+    positions = [recorded(manifest, folder, history.log_id) for manifest in history.restorable.values()]
     known = [each.next for each in positions if each is not None]
     return min(known) if known and len(known) == len(positions) else None
 
@@ -169,7 +195,7 @@ def adopt(
         if block not in found:
             msg = (
                 f"{place(block)} is missing: rows in it were acknowledged and are not read yet. Restore the file from "
-                "a copy, or give the source another uid to go on without it."
+                "a copy, or go on without its rows with penstock skip."
             )
             raise CheckpointUnreadable(msg)
     return tuple(wanted)
@@ -225,7 +251,7 @@ class ReceivedBlocks:
     """
 
     def __init__(self, uid: str, log: OwnedLog, filesystem: FileSystem, pause: Sleep) -> None:
-        self._uid = uid
+        self._uid = self._folder = uid
         self._log = log
         self._filesystem = filesystem
         self._pause = pause
@@ -246,10 +272,11 @@ class ReceivedBlocks:
         """
         history = self._log.history
         position = None if resume is None else self._resumed(resume)
-        start = low_mark(history, self._uid) if position is None else position.next
-        self._filesystem.remove_temporary(f"{paths.WAL}/{self._uid}")
+        self._folder = folder_of(history, self._uid) if position is None else position.uid
+        start = low_mark(history, self._folder) if position is None else position.next
+        self._filesystem.remove_temporary(f"{paths.WAL}/{self._folder}")
         found = self._found()
-        below = sealed_below(history, self._uid)
+        below = sealed_below(history, self._folder)
         generations = generations_to_seal(
             known_claims(history), {block.generation for block in found}, self._log.generation
         )
@@ -258,7 +285,12 @@ class ReceivedBlocks:
         blocks = adopt(sealed, start, place=self.place)
         self._start = start or min(blocks, default=self._start)
         self._start_row = 0 if position is None else position.row
-        return AdoptedBlocks(blocks, self._start_row)
+        return AdoptedBlocks(
+            blocks,
+            self._start_row,
+            served=0 if position is None else position.tick,
+            floor=newest_tick(history, self._folder),
+        )
 
     def _resumed(self, resume: Position) -> ReceivedPosition:
         position = ReceivedPosition.decode(resume)
@@ -269,16 +301,10 @@ class ReceivedBlocks:
                 "uid here."
             )
             raise StateIncompatible(msg, uid=self._uid)
-        if position.uid != self._uid:
-            msg = (
-                f"The received rows lie under the uid {position.uid!r}, and blocks cannot be renamed. Give the source "
-                "that uid again."
-            )
-            raise StateIncompatible(msg, uid=self._uid)
         return position
 
     def _found(self) -> frozenset[BlockId]:
-        blocks = (paths.block_id(path) for path in self._filesystem.list(f"{paths.WAL}/{self._uid}"))
+        blocks = (paths.block_id(path) for path in self._filesystem.list(f"{paths.WAL}/{self._folder}"))
         return frozenset(block for block in blocks if block is not None)
 
     def _seal(self, generation: Generation, found: frozenset[BlockId], *, is_sealed: bool) -> SealedGeneration:
@@ -360,20 +386,21 @@ class ReceivedBlocks:
             raise CheckpointUnreadable(msg, uid=self._uid)
         return data
 
-    def position(self, next: BlockId | None = None, row: int = 0) -> Position:
+    def position(self, next: BlockId | None = None, row: int = 0, *, tick: int = 0) -> Position:
         """The position before a block, or within it after some rows; without a block that of the start."""
         if next is None:
             next, row = self._start, self._start_row
-        generation = self._log.generation
-        position = ReceivedPosition(log_id=self._log.log_id, uid=self._uid, next=next, row=row, sealed=generation)
+        position = ReceivedPosition(
+            log_id=self._log.log_id, uid=self._folder, next=next, row=row, sealed=self._log.generation, tick=tick
+        )
         return position.encode()
 
     def place(self, block: BlockId) -> str:
         """The path of a block below the job's directory."""
-        return paths.block(self._uid, block)
+        return paths.block(self._folder, block)
 
     def _path(self, generation: Generation, number: int) -> str:
-        return paths.block(self._uid, BlockId(generation, number))
+        return paths.block(self._folder, BlockId(generation, number))
 
     def clean(self) -> int:
         """Delete the blocks that every restorable checkpoint is past; returns their number.
@@ -382,7 +409,7 @@ class ReceivedBlocks:
             GenerationFenced: another process owns the job.
             CheckpointError: the folder cannot be read or written now; the next clean-up goes on.
         """
-        low = low_mark(self._log.history, self._uid)
+        low = low_mark(self._log.history, self._folder)
         doomed = removable(self._found(), low)
         if doomed:
             self._log.refuse_if_claimed()

@@ -277,6 +277,18 @@ generations left behind are deleted, each after an entry in the log names it."""
   penstock gc orders --state ./state --yes             for scripts: do not ask""",
     ),
     Command(
+        name="skip",
+        function="penstock.cli.storage:skip",
+        help="""\
+Go on without a block of received rows that is missing or damaged, in a job that does not run.
+
+Its rows were acknowledged, and are lost: put the file back from a copy if there is one. The log records what was
+done. A block that can be read is not skipped.""",
+        examples="""\
+  penstock verify orders                               names the blocks that cannot be read
+  penstock skip orders wal/numbers/7/00000000000000000003.block""",
+    ),
+    Command(
         name="shadow",
         function="penstock.cli.shadow:shadow",
         help="""\

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from penstock.admin.received import KeptBlocks
     from penstock.admin.status import LagLimit, PartitionBehind, SideOutputRows, SourceBehind
     from penstock.observability.report import Report
 
@@ -177,7 +178,19 @@ def _status_document(now: JobStatus) -> dict[str, object]:
         "open": [output_fields(item) for item in history.open_committables],
         "state_bytes": sum(now.state_bytes.values()),
         "steps": [{"uid": uid, "bytes": length} for uid, length in sorted(now.state_bytes.items())],
+        "received_sources": [_received_fields(each) for each in now.received.sources],
         "run": _run_fields(now),
+    }
+
+
+def _received_fields(each: KeptBlocks) -> dict[str, object]:
+    """The fields of the blocks of one source, and of the checkpoints that hold them."""
+    return {
+        "uid": each.uid,
+        "block_count": each.blocks,
+        "bytes": each.bytes,
+        "unread_bytes": each.unread_bytes,
+        "held": [{"checkpoint": by.checkpoint, "names": list(by.names), "bytes": by.bytes} for by in each.held],
     }
 
 
@@ -228,6 +241,14 @@ def _page_of_log(now: JobStatus) -> Iterator[tuple[str, str]]:
     yield "open", f"not known to be published: {waiting}" if waiting else "everything is published"
     parts = ", ".join(f"{uid} {size(length)}" for uid, length in sorted(now.state_bytes.items()))
     yield "state", size(sum(now.state_bytes.values())) + (f": {parts}" if parts else "")
+    for each in now.received.sources:
+        held = ", ".join(
+            f"{' '.join((str(by.checkpoint), *by.names))} {size(by.bytes)}" for by in each.held if by.bytes
+        )
+        who = f"; held by {held}" if held else ""
+        yield "received", f"{each.uid} {size(each.bytes)}, {size(each.unread_bytes)} not read{who}"
+    if (warning := now.received.warning(now.job)) is not None:
+        yield "disk", warning
 
 
 def _page_of_run(now: JobStatus, report: Report) -> Iterator[tuple[str, str]]:

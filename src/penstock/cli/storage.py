@@ -10,6 +10,7 @@ from rich.text import Text
 
 from penstock.admin.export import verify_folder
 from penstock.admin.gc import DELETABLE, Collected, Owner, collect_garbage, inventory
+from penstock.admin.received import skip_block, unreadable_block
 from penstock.admin.verify import verify as verify_job
 from penstock.cli.options import STATE, AsJson, Flag, JobName, State, Yes, search_current_folder
 from penstock.cli.output import CommandOutput, ExitCode, Output, confirm, counting_bytes
@@ -81,6 +82,41 @@ def gc(
     elif done is not None or not found.deletable:
         output.result(Text(_deleted_text(job, done)))
     return ExitCode.FAILED if found.deletable and not does else ExitCode.ENDED
+
+
+SKIP_SCHEMA: Final = "penstock.skip/1"  # see docs/json.md
+
+
+def skip(
+    job: JobName,
+    block: Annotated[str, Parameter(help="The path of the block, as verify shows it.")],
+    /,
+    *,
+    yes: Yes = False,
+    state: State = STATE,
+    as_json: AsJson = False,
+    output: CommandOutput,
+) -> int:
+    """Go on without a block of received rows that cannot be read.
+
+    Raises:
+        UnknownName: there is no such job, or no such block.
+        JobIsRunning: the job runs.
+        StateIncompatible: the block is sound.
+        UsageError: there is no terminal to ask at, and ``--yes`` was not given.
+        CheckpointError: the log cannot be read or written.
+    """
+    directory = JobDirectory(state, job)
+    directory.read()
+    found = unreadable_block(directory.filesystem, block)
+    question = f"penstock: lose the acknowledged rows in {block} ({size(found.bytes)}) for good"
+    done = skip_block(directory, block) if confirm(output, question, yes=yes) else None
+    if as_json:
+        fields = {"path": block, "reason": found.reason, "bytes": found.bytes}
+        output.document(SKIP_SCHEMA, job=job, was_done=done is not None, **fields)
+    elif done is not None:
+        output.result(Text(f"{block} is skipped: {found.reason}"))
+    return ExitCode.FAILED if done is None else ExitCode.ENDED
 
 
 def _show(output: Output, directory: JobDirectory, found: Inventory, *, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from penstock.interfaces.source import (
     DECODED_RECORD,
     NoData,
     PlannedBatch,
+    SupportsLastBatches,
     SupportsPartitionNames,
     SupportsPartitions,
     Until,
@@ -178,6 +179,11 @@ class ReplayingReader:
         if isinstance(result, NoData) and self._inbox.uids and self._look_at is not None:
             return replace(result, wake_at=min(result.wake_at, self._look_at))
         return result
+
+    def take_no_more(self) -> None:
+        """Pass it on to the source's reader."""
+        if isinstance(self._reader, SupportsLastBatches):
+            self._reader.take_no_more()
 
     def _look(self, now: MonotonicTime) -> PlannedBatch | None:
         found = self._next()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from penstock.clock import format_duration, parse_duration
 from penstock.errors import GraphError, assert_never
@@ -45,12 +45,17 @@ class WhenReady:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Read at multiples of ``interval`` microseconds since the epoch."""
+    """Read at multiples of ``interval`` microseconds since the epoch.
+
+    Rows of ticks that passed while the job was down are read in at most ``catch_up`` batches.
+    """
 
     interval: int
+    catch_up: int = 1
 
     def __str__(self) -> str:
-        return f"every {format_duration(self.interval)}"
+        text = f"every {format_duration(self.interval)}"
+        return text if self.catch_up == 1 else f"{text}, up to {self.catch_up} missed ones one by one"
 
 
 Pace: TypeAlias = WhenReady | Every
@@ -83,7 +88,11 @@ def linger(time: str) -> WhenReady:
     return WhenReady(parse_duration("linger", time, least=0))
 
 
-def every(interval: str) -> Every:
+MissedTicks: TypeAlias = Literal["once", "each"]
+"""How rows of ticks that passed while the job was down are read."""
+
+
+def every(interval: str, *, missed: MissedTicks = "once", max_missed: int = 100) -> Every:
     """Return the pace of a source that is read at most once in each interval, at its multiples since the epoch.
 
     Batches are fewer and larger, and in step across jobs. The first batch begins at the first multiple after the start,
@@ -91,16 +100,29 @@ def every(interval: str) -> Every:
     have come; further ticks that were missed are only counted, as ``ticks_missed``. A run until caught up does not wait
     for ticks. Spark Streaming's batch interval is the model.
 
+    A job that starts again finds rows of ticks that passed since its checkpoint. They are one batch, with no more rows
+    and bytes than a batch may have. Ticks without a batch are counted as ``ticks_missed``. A source that receives rows
+    knows the tick of each row; with ``missed="each"`` its batches are those of the ticks, one after another.
+
     Args:
         interval: for example ``"1 second"``; at least 10 milliseconds.
+        missed: ``"once"`` for one batch, or ``"each"`` for one for each tick that has rows.
+        max_missed: most batches of missed ticks, with ``"each"``; the rows of all older ticks are the first of them.
 
     Raises:
-        GraphError: ``interval`` is not a duration, or is too short.
+        GraphError: ``interval`` is not a duration, or is too short, or another argument is impossible.
 
     >>> print(every("90 seconds"))
     every 90 seconds
     """
-    return Every(parse_duration("interval", interval, least=MIN_INTERVAL))
+    if missed not in get_args(MissedTicks):
+        msg = f"missed={missed!r} is not possible. Give 'once' or 'each'."
+        raise GraphError(msg)
+    if not isinstance(max_missed, int) or max_missed < 1:
+        msg = f"max_missed={max_missed!r} is not possible. Give a whole number of at least 1."
+        raise GraphError(msg)
+    micros = parse_duration("interval", interval, least=MIN_INTERVAL)
+    return Every(micros, catch_up=max_missed if missed == "each" else 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- nodes

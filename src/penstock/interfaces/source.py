@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
-from penstock.clock import MonotonicTime, WallTime
+from penstock.clock import MonotonicTime, SystemClock, WallTime
 from penstock.elements import ObservedMetrics, SourcePartitions
 from penstock.facts import Fact
-from penstock.handles import AdoptedBlocks, BlockId, CheckpointId, Guarantee, Position
+from penstock.handles import RECEIVED, UNLOGGED, AdoptedBlocks, BlockId, CheckpointId, Guarantee, Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -78,13 +78,30 @@ class WriteAhead(Protocol):
         """Where a block is, for messages."""
         ...
 
-    def position(self, next: BlockId | None = None, row: int = 0) -> Position:
-        """The position before a block, or within it after some rows; without a block that of the start."""
+    def position(self, next: BlockId | None = None, row: int = 0, *, tick: int = 0) -> Position:
+        """The position before a block, or within it after some rows; without a block that of the start.
+
+        ``tick`` is the last one whose blocks were read.
+        """
         ...
 
     def clean(self) -> int:
         """Delete the blocks that every restorable checkpoint is past; returns their number."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTicks:
+    """The ticks at which a source is read: multiples of ``interval`` microseconds since the epoch.
+
+    Attributes:
+        interval: from one tick to the next.
+        catch_up: rows of ticks that passed while the job was down are read in at most so many batches, the newest ticks
+            one by one.
+    """
+
+    interval: int
+    catch_up: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +114,8 @@ class SourceContext:
         until: with ``CAUGHT_UP``, reading ends at what is there when the reader is opened.
         report: passes a fact to the job's listeners; nothing is decided by it.
         received: the write-ahead log for rows that the source is given; ``None`` outside of a job.
+        ticks: when the source is read, if not whenever it is ready.
+        wall: the wall clock.
     """
 
     uid: str
@@ -104,6 +123,8 @@ class SourceContext:
     until: Until = Until.STOPPED
     report: Callable[[Fact], None] = ignore_fact
     received: WriteAhead | None = None
+    ticks: BatchTicks | None = None
+    wall: Callable[[], WallTime] = SystemClock().wall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +161,8 @@ class PlannedBatch:
             their ``source``. Each then has a watermark of its own, and the minimum of them holds.
         takes_all: no other rows are waiting. The reader is polled again when the batch has been processed, so that all
             rows that arrive meanwhile are the next batch. Otherwise the next batch is read ahead.
+        is_behind: rows of ticks that passed while the job was down are waiting. The reader is polled again without
+            waiting for a tick.
     """
 
     plan: object
@@ -149,6 +172,7 @@ class PlannedBatch:
     verify: Callable[[], None] | None = None
     partitions: SourcePartitions | None = None
     takes_all: bool = False
+    is_behind: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +253,20 @@ class ChecksPosition(Protocol):
     @property
     def position_kind(self) -> str:
         """``Position.kind`` of its positions."""
+        ...
+
+
+def receives(source: object) -> bool:
+    """Whether a source is given rows, and so knows at which tick each came. It is polled at its start, to begin."""
+    return isinstance(source, ChecksPosition) and source.position_kind in (RECEIVED, UNLOGGED)
+
+
+@runtime_checkable
+class SupportsLastBatches(Protocol):
+    """A reader whose rows are given to it, and that can read those it has before a stop."""
+
+    def take_no_more(self) -> None:
+        """Take no more rows. The polls that follow give those that were taken, and then ``CaughtUp``."""
         ...
 
 

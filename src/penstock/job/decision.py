@@ -15,6 +15,7 @@ from penstock.graph.nodes import Read, Write
 from penstock.handles import split_replays
 from penstock.interfaces.sink import ChecksLog, CommitContext
 from penstock.interfaces.source import ChecksRows, KnowsEnd, SupportsBacklog
+from penstock.job.received_rows import refuse_shared_folder, refuse_unread_rows
 from penstock.job.start import DeclaredSteps, StartOptions, check_timezone, resolve_start
 from penstock.runtime.source_task import rows_after_end
 
@@ -59,7 +60,14 @@ def decide_start(
     """
     resolved = resolve_start(start, history, job=graph.name, at=at, generation=generation)
     require_log(history, filesystem)
+    if not start.allow_non_restored_state:
+        anyhow = resolved.copy()
+        anyhow["allow_non_restored_state"], anyhow["rename"] = True, {}
+        bare = decide_recovery(history, (), at=at, **anyhow)
+        uids = {step.uid for step in declared.steps} | start.rename.keys()
+        refuse_unread_rows(filesystem, history, _restored_manifest(bare, history), uids)
     recovery = decide_recovery(history, declared.steps, resolver=declared.resolver, at=at, **resolved)
+    refuse_shared_folder(history, _restored_manifest(recovery, history), {step.uid for step in declared.steps})
     _require_export(recovery.bring)
     sinks = {node.uid: node.sink for node in graph.nodes if isinstance(node, Write)}
     check_open(recovery.commit, CommitContext(filesystem=filesystem, job=graph.name, sinks=sinks))

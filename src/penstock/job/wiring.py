@@ -25,16 +25,16 @@ from penstock.graph.queries import alignment_groups, sources_naming_partitions, 
 from penstock.handles import Guarantee, TaskSnapshot
 from penstock.interfaces.operator import OperatorContext
 from penstock.interfaces.sink import SinkContext
-from penstock.interfaces.source import ReadLimit, SourceContext, Until
+from penstock.interfaces.source import BatchTicks, ReadLimit, SourceContext, Until, receives
 from penstock.runtime.barriers import AlignedBarrierHandler, BarrierHandler, BarrierTracker
 from penstock.runtime.channels import Channel, OutputPath, Rewrite, TaskOutput
 from penstock.runtime.executors import AnyTask, TaskRunner, TaskRunnerFactory, TaskThread, WorkerPool, WorkerThreads
 from penstock.runtime.inputs import Inputs, UpstreamInfo
+from penstock.runtime.poll_schedule import schedule_of
 from penstock.runtime.rate_control import DEFAULT_BATCH_DURATION, RateControl
 from penstock.runtime.source_task import (
     LatencyMarkerTimer,
     SourceTask,
-    schedule_of,
     with_rate_control,
     with_row_counts,
     with_watermark_alignment,
@@ -283,6 +283,10 @@ class AttemptBuilder:
             until=env.until,
             report=self._supervisor.report,
             received=ReceivedBlocks(spec.id, self._owned, env.filesystem, env.pause),
+            ticks=BatchTicks(interval=node.pace.interval, catch_up=node.pace.catch_up)
+            if isinstance(node.pace, Every)
+            else None,
+            wall=env.clock.wall,
         )
         has_ended = snapshot is not None and MAX_WATERMARK in snapshot.watermarks
         inbox = replay_inbox(
@@ -300,9 +304,12 @@ class AttemptBuilder:
             limits=lambda: limits if control is None else replace(limits, rows=control.cap(limits.rows)),
             held=self._recovery.initial,
             has_ended=has_ended,
-            schedule=schedule_of(without_pause if env.until is Until.CAUGHT_UP else node.pace),
+            schedule=schedule_of(
+                without_pause if env.until is Until.CAUGHT_UP else node.pace, at_once=receives(node.source)
+            ),
             markers=LatencyMarkerTimer(latency_every) if latency_every is not None else None,
             alignment=self._alignment,
+            reads_last=receives(node.source) and env.until is Until.STOPPED,
             shell=self._supervisor,
             clock=env.clock,
         )

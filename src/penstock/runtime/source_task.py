@@ -6,8 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from statistics import median_low
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from penstock.clock import MAX_WATERMARK, Clock, MonotonicTime, WallTime
 from penstock.elements import (
@@ -22,13 +21,23 @@ from penstock.elements import (
     Watermark,
     WatermarkStatus,
 )
-from penstock.errors import StateIncompatible, assert_never
+from penstock.errors import PenstockError, StateIncompatible, assert_never
 from penstock.facts import BatchRead, Counted, Listener, ReadingPaused, RowsRead
 from penstock.failpoints import failpoint
-from penstock.graph.nodes import Every, Pace, WhenReady, WithWatermark
+from penstock.graph.nodes import WithWatermark
 from penstock.handles import CheckpointId, Position, TaskSnapshot
-from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, SourceReader
+from penstock.interfaces.source import (
+    CaughtUp,
+    Ended,
+    NoData,
+    PlannedBatch,
+    PollResult,
+    ReadLimit,
+    SourceReader,
+    SupportsLastBatches,
+)
 from penstock.runtime.channels import Rewrite, TaskOutput
+from penstock.runtime.poll_schedule import AdaptiveBatching, LastBatches, PollSchedule
 from penstock.runtime.rate_control import RateControl
 from penstock.runtime.task import Completed, StepResult, TaskEnvironment
 from penstock.runtime.watermark_alignment import NO_PAUSE, AlignmentCoordinator, ReadPause
@@ -118,136 +127,6 @@ class LatencyMarkerTimer:
         return True
 
 
-# ---- poll schedules: when a source is ready, or at a fixed interval --------------------------------------------------
-
-
-class PollSchedule(Protocol):
-    """When one source is polled."""
-
-    def wait(self, wall: WallTime) -> int:
-        """Microseconds until the next poll; 0 is now."""
-        ...
-
-    def polled(self, wall: WallTime) -> int:
-        """Note that a poll begins now; returns the number of missed ticks."""
-        ...
-
-    def sent(self, *, takes_all: bool) -> None:
-        """Note that the poll brought a batch: all rows that there are, or some of them."""
-        ...
-
-    def skip_until(self, wall: WallTime) -> None:
-        """Note that the source is not polled before ``wall``: ticks until then do not count as missed."""
-        ...
-
-
-# Start the next batch 1.6 times the median batch time after the previous start: a source that keeps up is idle for
-# about 3/8 of the time.
-IDLE_FACTOR: Final = 1.6
-# But wait at most 10 times the linger time: rows pile up behind a slow batch.
-MAX_WAIT_FACTOR: Final = 10
-# The median of the last 7 batches leaves out one that a checkpoint slowed down: it has gathered enough rows already,
-# and a pause in proportion to it would delay its late rows further.
-MEDIAN_OF: Final = 7
-
-
-class AdaptiveBatching:
-    """Polls when the source is ready, but lets rows gather after a batch that took all that there was.
-
-    Each batch has a fixed cost, so fewer and larger ones cost less. ``wait`` is first called when that batch has
-    been processed. A poll without rows starts no wait, so the first rows after a quiet time are read at once. A wall
-    clock that is set back ends the wait.
-
-    >>> schedule = AdaptiveBatching(10)
-    >>> schedule.polled(WallTime(100)), schedule.sent(takes_all=True)
-    (0, None)
-    >>> schedule.wait(WallTime(111)), schedule.wait(WallTime(117))
-    (6, 0)
-    >>> schedule.polled(WallTime(117)), schedule.sent(takes_all=True), schedule.wait(WallTime(120))
-    (0, None, 7)
-    """
-
-    def __init__(self, linger: int = 0) -> None:
-        self._linger = linger
-        self._polled_at = 0
-        self._gathers = False
-        self._next = self._interval = 0
-        self._durations: deque[int] = deque(maxlen=MEDIAN_OF)
-
-    def wait(self, wall: WallTime) -> int:
-        """Microseconds until the next batch may begin."""
-        if self._gathers:
-            self._gathers = False
-            self._durations.append(wall - self._polled_at)
-            median = median_low(self._durations)
-            self._interval = max(self._linger, min(int(IDLE_FACTOR * median), MAX_WAIT_FACTOR * self._linger))
-            self._next = self._polled_at + self._interval
-        left = self._next - wall
-        return left if 0 < left <= self._interval else 0
-
-    def polled(self, wall: WallTime) -> int:
-        """Start to measure a batch; there are no ticks to miss."""
-        self._polled_at, self._gathers, self._next = wall, False, 0
-        return 0
-
-    def sent(self, *, takes_all: bool) -> None:
-        """Let rows gather before the next batch, unless more are waiting."""
-        self._gathers = takes_all
-
-    def skip_until(self, wall: WallTime) -> None:
-        """Do nothing: there are no ticks to miss."""
-
-
-class FixedInterval:
-    """Polls at ticks: the multiples of the interval since the epoch, whenever the job was started.
-
-    The first tick is strictly after the first call. After a delay the newest tick is polled late; those before it are
-    missed and not made up. After the wall clock was set back, the next tick is computed again.
-
-    >>> schedule = FixedInterval(10)
-    >>> schedule.wait(WallTime(100)), schedule.wait(WallTime(110))
-    (10, 0)
-    >>> schedule.polled(WallTime(135)), schedule.wait(WallTime(135))
-    (2, 5)
-    """
-
-    def __init__(self, interval: int) -> None:
-        self._interval = interval
-        self._next: int | None = None
-
-    def wait(self, wall: WallTime) -> int:
-        """Microseconds until the next tick; 0 from then on until the poll."""
-        if self._next is None or self._next - wall > self._interval:
-            self._next = self._after(wall)
-        return max(0, self._next - wall)
-
-    def polled(self, wall: WallTime) -> int:
-        """Note the poll of the newest tick; returns the number of ticks between it and the one that was due."""
-        due, self._next = self._next, self._after(wall)
-        return 0 if due is None else max(0, (self._next - due) // self._interval - 1)
-
-    def sent(self, *, takes_all: bool) -> None:
-        """Do nothing: rows that the batch has no room for wait for the next tick."""
-
-    def skip_until(self, wall: WallTime) -> None:
-        """Set the next tick to the first at or after ``wall``."""
-        self._next = max(self._next or 0, self._after(WallTime(wall - 1)))
-
-    def _after(self, wall: int) -> int:
-        return (wall // self._interval + 1) * self._interval
-
-
-def schedule_of(pace: Pace) -> PollSchedule:
-    """The poll schedule for the pace that the user set."""
-    match pace:
-        case WhenReady(linger=linger):
-            return AdaptiveBatching(linger)
-        case Every(interval=interval):
-            return FixedInterval(interval)
-        case _:
-            assert_never(pace)
-
-
 # ---- mail of a source task -------------------------------------------------------------------------------------------
 
 
@@ -262,6 +141,11 @@ class Drain:
 
 
 SourceMail: TypeAlias = Barrier | CancelBarrier | Completed | Drain | Finish
+
+
+def _ends_reading(mail: SourceMail) -> bool:
+    """Whether nothing is read after this mail."""
+    return isinstance(mail, Drain) or (isinstance(mail, Barrier) and mail.kind is CheckpointKind.FINAL)
 
 
 # ---- the task --------------------------------------------------------------------------------------------------------
@@ -296,6 +180,7 @@ class SourceTask:
         schedule: when to poll.
         markers: when to send latency markers, if at all.
         alignment: what not to read for now, where event times are aligned.
+        reads_last: before the final checkpoint, read what the source was given, see ``LastBatches``.
         shell: runs this task.
         clock: for polls, ticks and facts.
     """
@@ -312,6 +197,7 @@ class SourceTask:
         schedule: PollSchedule | None = None,
         markers: LatencyMarkerTimer | None = None,
         alignment: AlignmentCoordinator | None = None,
+        reads_last: bool = False,
         shell: TaskEnvironment,
         clock: Clock,
     ) -> None:
@@ -322,6 +208,8 @@ class SourceTask:
         self._schedule = schedule or AdaptiveBatching()
         self._markers = markers
         self._alignment = alignment
+        self._last = LastBatches() if reads_last and isinstance(reader, SupportsLastBatches) else None
+        self._failed_at: Position | None = None  # the position before a last batch that could not be read
         self._pause = NO_PAUSE
         self._shell = shell
         self._clock = clock
@@ -348,6 +236,8 @@ class SourceTask:
     def step(self) -> StepResult:
         """Answer mail, or read at most one batch."""
         if self._mail:
+            if self._last is not None and _ends_reading(self._mail[0]) and self._reading and not self._held:
+                return self._read_last(self._last)
             self._answer(self._mail.popleft())
             return StepResult(worked=True, done=self._finished)
         marker_at = self._send_marker()
@@ -418,6 +308,32 @@ class SourceTask:
                 assert_never(poll)
         return StepResult(worked=True)
 
+    def _read_last(self, last: LastBatches) -> StepResult:
+        """Read what the source was given, a batch at a time. What cannot be read now is read by the next start."""
+        now, wall = self._clock.now(), self._clock.wall()
+        if last.until is None:
+            assert isinstance(self._reader, SupportsLastBatches)  # or there were no last batches
+            self._reader.take_no_more()
+        poll: PollResult | None = None
+        if last.may_read(now) and not self._has_ended:
+            if not self._output.has_room:
+                self.doing = "waiting for room downstream"
+                return StepResult(wake_at=last.until)
+            before = self._reader.position()
+            try:
+                poll = self._reader.poll(now=now, wall=wall, limits=self._read_limit())
+            except PenstockError as error:
+                self._failed_at = before  # what the poll had read of its batch was not sent
+                log.warning("source %s does not read the rest of its rows before the stop: %s", self.id, error)
+        if isinstance(poll, PlannedBatch):
+            last.sent()
+            self._send(poll, now)
+        elif isinstance(poll, NoData):
+            return StepResult(wake_at=poll.wake_at)
+        else:
+            self._last = None
+        return StepResult(worked=True)
+
     def _update_pause(self, now: MonotonicTime, wall: WallTime) -> ReadPause:
         """What is not read for now. A change is reported, and the reader is polled again at once."""
         if self._alignment is None:
@@ -443,7 +359,7 @@ class SourceTask:
         polled = self._clock.now()
         self._sent += 1
         self._took_all = planned.takes_all
-        self._schedule.sent(takes_all=planned.takes_all)
+        self._schedule.sent(takes_all=planned.takes_all, is_behind=planned.is_behind)
         if self._alignment is not None:
             self._alignment.sent(self.id, self._sent, began)
         self._is_idle = False  # a batch makes its edge active again
@@ -522,7 +438,7 @@ class SourceTask:
             self._reading = False
         if checkpoint in self._cancelled:
             return
-        position = self._reader.position()
+        position = self._failed_at or self._reader.position()
         self._positions[checkpoint] = position
         if len(self._positions) > MOST_PENDING:
             del self._positions[min(self._positions)]

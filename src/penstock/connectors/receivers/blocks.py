@@ -1,7 +1,7 @@
 """Blocks of received rows: how they are encoded, and the thread that writes those of all that wait at the moment.
 
 A block is a stream in Arrow's IPC format, followed by a trailer: the sha256 of the stream, the number of rows, a mark.
-Readers of Arrow stop at the end of the stream.
+Readers of Arrow stop at the end of the stream. Its tick is in the metadata of its schema.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
@@ -25,17 +26,26 @@ if TYPE_CHECKING:
 
 _TRAILER: Final = struct.Struct("<32sQ8s")
 _MARK: Final = b"penstck1"
+_TICK: Final = b"penstock.tick"
 
 
-def encode_block(table: pa.Table) -> bytes:
-    """The bytes of a block with these rows."""
+def encode_block(table: pa.Table, tick: int = 0) -> bytes:
+    """The bytes of a block with these rows, which came before a tick."""
     import pyarrow as pa
 
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), _TICK: str(tick).encode()})
     into = pa.BufferOutputStream()
     with pa.ipc.new_stream(into, table.schema) as stream:
         stream.write_table(table)
     data: bytes = into.getvalue().to_pybytes()
     return data + _TRAILER.pack(sha256(data).digest(), table.num_rows, _MARK)
+
+
+def empty_block() -> bytes:
+    """The bytes of a block without rows and columns: it stands for one whose rows are given up."""
+    import pyarrow as pa
+
+    return encode_block(pa.table({}))
 
 
 def decode_block(data: bytes, place: str) -> pa.Table:
@@ -58,8 +68,16 @@ def decode_block(data: bytes, place: str) -> pa.Table:
     return table
 
 
+def tick_of(table: pa.Table) -> int:
+    """The tick of a block that was decoded."""
+    return int((table.schema.metadata or {}).get(_TICK, 0))
+
+
 def _damaged(place: str, what: str) -> CheckpointUnreadable:
-    msg = f"{place} is damaged: {what}. Its rows were acknowledged. Restore the file from a copy."
+    msg = (
+        f"{place} is damaged: {what}. Its rows were acknowledged. Restore the file from a copy, or go on without "
+        "them with penstock skip."
+    )
     return CheckpointUnreadable(msg)
 
 
@@ -114,12 +132,14 @@ class BlockWriter:
         uid: of the source.
         blocks: the write-ahead log.
         limits: when blocks are written, and how much may wait.
+        label: the tick of a block that is written now.
     """
 
-    def __init__(self, uid: str, blocks: WriteAhead, limits: BlockLimits) -> None:
+    def __init__(self, uid: str, blocks: WriteAhead, limits: BlockLimits, label: Callable[[], int] = lambda: 0) -> None:
         self._uid = uid
         self._blocks = blocks
         self._limits = limits
+        self._label = label
         self._changed = threading.Condition()
         self._tables: list[pa.Table] = []
         self._receipts: list[_Receipt] = []
@@ -214,7 +234,7 @@ class BlockWriter:
         table = pa.concat_tables(tables)
         error: PenstockError | None = None
         try:
-            stored = StoredBlock(self._blocks.write(encode_block(table)), table.num_rows, table.nbytes)
+            stored = StoredBlock(self._blocks.write(encode_block(table, self._label())), table.num_rows, table.nbytes)
             self._keep(stored)
             self._blocks.check()
         except PenstockError as raised:

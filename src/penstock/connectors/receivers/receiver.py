@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.clock import MonotonicTime, WallTime
-from penstock.connectors.receivers.blocks import BlockLimits, BlockWriter, decode_block
+from penstock.connectors.receivers.batch_clock import BatchClock
+from penstock.connectors.receivers.blocks import BlockLimits, BlockWriter, decode_block, tick_of
+from penstock.connectors.receivers.rows import Rows, RowStore, fit
+from penstock.connectors.receivers.unlogged import UnloggedBlocks
 from penstock.elements import ObservedMetrics
-from penstock.errors import DecodeError, GraphError, PenstockError, SourceUnavailable, StateIncompatible, sentence
-from penstock.facts import SourceLag
-from penstock.handles import RECEIVED, BlockId, CheckpointId, Guarantee, Position
+from penstock.errors import GraphError, PenstockError, SourceUnavailable, StateIncompatible, sentence
+from penstock.facts import Counted, SourceLag
+from penstock.handles import RECEIVED, UNLOGGED, BlockId, CheckpointId, Guarantee, Position
 from penstock.interfaces.source import (
     CaughtUp,
     Ended,
@@ -35,9 +37,6 @@ if TYPE_CHECKING:
     from penstock.spark.arrow import ArrowSender
 
 log = logging.getLogger("penstock")
-
-Rows: TypeAlias = "Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table"
-"""Rows as dictionaries by column, as tuples in the order of the columns, or as an Arrow table."""
 
 # ---- what users write -----------------------------------------------------------------------------------------------
 
@@ -86,81 +85,6 @@ class Receiver:
         """Make ``on_start`` return, such as by closing what it reads from. It is called from another thread."""
 
 
-# ---- rows to Arrow ---------------------------------------------------------------------------------------------------
-
-
-class RowStore:
-    """A ``Store`` that gives rows, as Arrow tables of the declared columns, to the writer of blocks.
-
-    Args:
-        schema: the declared columns in Arrow's types.
-        writer: takes the tables.
-    """
-
-    def __init__(self, schema: pa.Schema, writer: BlockWriter) -> None:
-        self._schema = schema
-        self._writer = writer
-
-    def store(self, rows: Rows) -> None:
-        """Take rows for the next block.
-
-        Raises:
-            DecodeError: they do not fit the declared columns; none of them is taken.
-            PenstockError: the source takes no rows any more.
-        """
-        self._writer.add(self._table(rows), reliably=False)
-
-    def store_reliably(self, rows: Rows) -> None:
-        """Take rows, and return when they are durable.
-
-        Raises:
-            DecodeError: they do not fit the declared columns; none of them is taken.
-            PenstockError: they are not acknowledged.
-        """
-        self._writer.add(self._table(rows), reliably=True)
-
-    def _table(self, rows: Rows) -> pa.Table:
-        import pyarrow as pa
-
-        try:
-            if isinstance(rows, pa.Table):
-                if set(rows.column_names) - set(self._schema.names):
-                    raise _unknown(rows.column_names, self._schema.names)
-                return fit(rows, self._schema)
-            return pa.Table.from_pylist([self._as_mapping(row) for row in rows], schema=self._schema)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            msg = f"A stored row does not fit the columns {', '.join(map(str, self._schema))}: {sentence(error)}"
-            raise DecodeError(msg) from error
-
-    def _as_mapping(self, row: Mapping[str, Any] | Sequence[Any]) -> Mapping[str, Any]:
-        names = self._schema.names
-        if isinstance(row, Mapping):
-            if not row.keys() <= set(names):
-                raise _unknown(row.keys(), names)
-            return row
-        if isinstance(row, str | bytes) or len(row) != len(names):
-            msg = f"A stored row is {row!r}, and there are {len(names)} columns. Give a tuple or a dictionary of them."
-            raise DecodeError(msg)
-        return dict(zip(names, row, strict=True))
-
-
-def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of a schema, cast where they have another type and ``NULL`` where the table has none."""
-    import pyarrow as pa
-
-    columns = [
-        table[each.name].cast(each.type) if each.name in table.column_names else pa.nulls(len(table), each.type)
-        for each in schema
-    ]
-    return pa.table(columns, schema=schema)
-
-
-def _unknown(found: Iterable[str], names: Sequence[str]) -> DecodeError:
-    extra = ", ".join(sorted(set(found) - set(names)))
-    msg = f"A stored row has the columns {extra}, which are not declared. Declared columns: {', '.join(names)}."
-    return DecodeError(msg)
-
-
 # ---- reading the blocks ----------------------------------------------------------------------------------------------
 
 _POLL_INTERVAL: Final = 20_000
@@ -181,12 +105,15 @@ class ReceivedRows:
 class ReceiverReader:
     """Runs a receiver, and reads its blocks in order. A batch takes as many rows as it may, also parts of blocks.
 
+    A source with a batch clock takes the blocks of the tick that the poll serves, and leaves those of the next.
+
     Args:
         context: of the source, with its write-ahead log.
         receiver: a copy of its own; it is started by the first poll.
         schema: the declared columns.
         limits: of blocks and backlog.
         resume: the position to go on from.
+        durable: keep the rows in the write-ahead log; otherwise in memory.
     """
 
     def __init__(
@@ -196,39 +123,48 @@ class ReceiverReader:
         schema: StructType,
         limits: BlockLimits,
         resume: Position | None,
+        *,
+        durable: bool = True,
     ) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         self._uid = context.uid
         self._report = context.report
-        self._blocks = _write_ahead(context)
+        self._blocks = _write_ahead(context) if durable else UnloggedBlocks(context.uid)
         adopted = self._blocks.adopt(resume)
         self._adopted, self._skip = list(adopted.blocks), adopted.row
         self._next: tuple[BlockId, int] | None = None  # the position, once rows were read
         self._table: pa.Table | None = None  # what is left of the block that was read in part
         self._block: BlockId | None = None  # that block
-        self._columns = to_arrow_schema(schema, timezone="UTC")
+        self._block_tick = 0  # its tick
+        self._clock = BatchClock(
+            context.ticks,
+            served=adopted.served,
+            floor=adopted.floor,
+            receives=context.until is Until.STOPPED,
+        )
+        self._columns = arrow_schema(schema)
         self._spark, self._schema = context.spark, schema
         self._sender: ArrowSender | None = None
         self._receives = context.until is Until.STOPPED
-        self._writer = BlockWriter(context.uid, self._blocks, limits)
-        self._runner = _ReceiverThread(context.uid, receiver, RowStore(self._columns, self._writer), self._writer)
-        self._started = False
+        self._writer = BlockWriter(context.uid, self._blocks, limits, lambda: self._clock.label(context.wall()))
+        store = RowStore(self._columns, self._writer, durable=durable)
+        self._runner = _ReceiverThread(context.uid, receiver, store, self._writer)
+        self._started = self._is_stopped = False
         self._lag_at = MonotonicTime(0)
 
-    def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:  # noqa: ARG002
+    def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:
         """The rows of the next blocks.
 
         Raises:
             PenstockError: the receiver failed, a block cannot be written or read, or the job was taken over.
         """
-        if self._receives and not self._started:
+        if self._receives and not self._started and not self._is_stopped:
             self._started = True
             self._writer.start(holds=bool(self._adopted))
             self._runner.start()
         if (failure := self._failure()) is not None:
             raise failure
         is_over = self._is_over()  # asked before the last block is
+        self._count_missed(self._clock.poll(wall, self._next_tick() if self._clock.is_catching_up else None))
         table = self._take(limits)
         self._report_lag(now)
         if table is not None:
@@ -239,10 +175,29 @@ class ReceiverReader:
                 bytes=table.nbytes,
                 metrics={"rows": known},
                 takes_all=self._table is None and not self._adopted and self._writer.backlog[0] == 0,
+                is_behind=self._clock.is_catching_up and self._clock.is_behind(self._next_tick()),
             )
-        if not is_over:
+        if not is_over or self._table is not None:  # or its tick has not come
             return NoData(wake_at=MonotonicTime(now + _POLL_INTERVAL))
-        return Ended() if self._receives else CaughtUp()
+        return Ended() if self._receives and not self._is_stopped else CaughtUp()
+
+    def take_no_more(self) -> None:
+        """Stop the receiver. The polls that follow give what it has stored, of any tick, and then ``CaughtUp``."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self._clock.finish()
+        if self._started:
+            self._runner.stop()
+            self._writer.close()
+
+    def _next_tick(self) -> int | None:
+        """The tick of the next row; ``None`` if there is none."""
+        return self._block_tick if self._table is not None or self._open_next() else None
+
+    def _count_missed(self, ticks: int) -> None:
+        if ticks:
+            self._report(Counted(task=self._uid, name="ticks_missed", amount=ticks))
 
     def _failure(self) -> PenstockError | None:
         failure = self._writer.failure or self._runner.failure
@@ -251,7 +206,9 @@ class ReceiverReader:
         return failure
 
     def _is_over(self) -> bool:
-        return self._runner.is_over and self._writer.is_empty if self._receives else True
+        if not self._receives or not self._started:
+            return True
+        return (self._is_stopped or self._runner.is_over) and self._writer.is_empty
 
     def _take(self, limits: ReadLimit) -> pa.Table | None:
         """As many rows as a batch may have, at least one; ``None`` if there are none."""
@@ -260,8 +217,13 @@ class ReceiverReader:
         taken: list[pa.Table] = []
         rows = size = 0
         while (limits.rows is None or rows < limits.rows) and (limits.bytes is None or size < limits.bytes):
-            if self._table is None and not self._open_next():
+            if (tick := self._next_tick()) is None:
                 break
+            if not self._clock.takes(tick):
+                if self._started:
+                    self._writer.release()  # what is left of older blocks is soon read
+                break
+            self._clock.took(tick)
             assert self._table is not None  # opened just now
             assert self._block is not None  # likewise
             most = self._table.num_rows if limits.rows is None else max(1, limits.rows - rows)
@@ -278,25 +240,29 @@ class ReceiverReader:
 
     def _open_next(self) -> bool:
         """Read the next block that has rows left; ``False`` if there is none."""
+        while (block := self._next_block()) is not None:
+            table = decode_block(self._blocks.read(block), self._blocks.place(block))
+            if table.num_rows:
+                self._block, self._block_tick = block, tick_of(table)
+                self._table = self._in_columns(table, block).slice(self._skip)
+                return True
+            self._skip = 0  # an operator has given up its rows
+        return False
+
+    def _next_block(self) -> BlockId | None:
         if self._adopted:
-            block = self._adopted.pop(0)
-        else:
-            if self._started:
-                self._writer.release()
-            stored = self._writer.take()
-            if stored is None:
-                return False
-            block = stored.id
-        table = decode_block(self._blocks.read(block), self._blocks.place(block))
-        self._block, self._table = block, self._in_columns(table, block).slice(self._skip)
-        return True
+            return self._adopted.pop(0)
+        if self._started:
+            self._writer.release()
+        stored = self._writer.take()
+        return None if stored is None else stored.id
 
     def _in_columns(self, table: pa.Table, block: BlockId) -> pa.Table:
         """The rows of a block in the columns of now: others may have been declared when it was written."""
         import pyarrow as pa
 
         try:
-            return table if table.schema.equals(self._columns) else fit(table, self._columns)
+            return table.replace_schema_metadata() if table.schema.equals(self._columns) else fit(table, self._columns)
         except pa.ArrowException as error:
             msg = (
                 f"{self._blocks.place(block)} holds rows of the columns {', '.join(map(str, table.schema))}, which "
@@ -323,8 +289,9 @@ class ReceiverReader:
         return self._sender.frame(plan.table.to_batches(max_chunksize=-(-rows // cores)))
 
     def position(self) -> Position:
-        """The first row that is not read."""
-        return self._blocks.position() if self._next is None else self._blocks.position(*self._next)
+        """The first row that is not read, and the last tick that was served."""
+        next, row = (None, 0) if self._next is None else self._next
+        return self._blocks.position(next, row, tick=self._clock.served)
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:  # noqa: ARG002
         """Delete the blocks that every restorable checkpoint is past; what cannot be deleted now is so later."""
@@ -401,11 +368,24 @@ class _ReceiverThread:
 # ---- the source ------------------------------------------------------------------------------------------------------
 
 
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The declared columns in Arrow's types."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
 def open_receiver(
-    context: SourceContext, receiver: Receiver, schema: StructType, limits: BlockLimits, resume: Position | None
+    context: SourceContext,
+    receiver: Receiver,
+    schema: StructType,
+    limits: BlockLimits,
+    resume: Position | None,
+    *,
+    durable: bool = True,
 ) -> ReceiverReader:
     """The reader of a source that receives rows; it runs the receiver as its own."""
-    return ReceiverReader(context, receiver, schema, limits, resume)
+    return ReceiverReader(context, receiver, schema, limits, resume, durable=durable)
 
 
 def block_limits(
@@ -448,6 +428,10 @@ class Source:
         block_bytes: or how many bytes of rows.
         max_backlog_rows: storing waits while so many rows are not read yet.
         max_backlog_bytes: or so many bytes.
+        durable: keep rows in the log. Without it they lie in memory until they are read: at-most-once, and
+            ``store_reliably`` is refused.
+        process: run the receiver in a process of its own, which it must be possible to send it to by pickle. If that
+            process dies, the job restarts.
 
     Raises:
         GraphError: an argument is impossible.
@@ -462,6 +446,8 @@ class Source:
     receiver: Receiver
     columns: str | StructType
     limits: BlockLimits = field(default_factory=BlockLimits)
+    durable: bool = True
+    process: bool = False
 
     def __init__(
         self,
@@ -472,6 +458,8 @@ class Source:
         block_bytes: int = 8 * 1024 * 1024,
         max_backlog_rows: int = 10_000_000,
         max_backlog_bytes: int = 256 * 1024 * 1024,
+        durable: bool = True,
+        process: bool = False,
     ) -> None:
         given: object = receiver
         if not isinstance(given, Receiver):
@@ -483,18 +471,19 @@ class Source:
             max_backlog_rows=max_backlog_rows,
             max_backlog_bytes=max_backlog_bytes,
         )
-        for name, value in (("receiver", receiver), ("columns", schema), ("limits", limits)):
+        fields = {"receiver": receiver, "columns": schema, "limits": limits, "durable": durable, "process": process}
+        for name, value in fields.items():
             object.__setattr__(self, name, value)
 
     @property
     def guarantee(self) -> Guarantee:
-        """A position is replayed from the log."""
-        return Guarantee.EXACTLY_ONCE
+        """A position is replayed from the log; without a log nothing is."""
+        return Guarantee.EXACTLY_ONCE if self.durable else Guarantee.AT_MOST_ONCE
 
     @property
     def position_kind(self) -> str:
         """The kind of this source's positions."""
-        return RECEIVED
+        return RECEIVED if self.durable else UNLOGGED
 
     def schema(self, spark: SparkSession) -> StructType:
         """The declared columns."""
@@ -510,7 +499,12 @@ class Source:
             StateIncompatible: the position is of another kind, or belongs to other blocks.
             CheckpointUnreadable: a block is missing.
         """
-        return open_receiver(context, copy.copy(self.receiver), self.schema(context.spark), self.limits, resume)
+        schema, receiver = self.schema(context.spark), copy.copy(self.receiver)
+        if self.process:
+            from penstock.connectors.receivers.process import ChildProcess
+
+            receiver = ChildProcess(receiver, arrow_schema(schema))
+        return open_receiver(context, receiver, schema, self.limits, resume, durable=self.durable)
 
     def describe(self) -> str:
         """The receiver's class, for people."""

@@ -14,7 +14,7 @@ from penstock.connectors.receivers.blocks import BlockLimits
 from penstock.connectors.receivers.receiver import Receiver, ReceiverReader, Store, block_limits, open_receiver
 from penstock.errors import GraphError, SourceUnavailable
 from penstock.facts import Counted
-from penstock.handles import RECEIVED, Guarantee, Position
+from penstock.handles import RECEIVED, UNLOGGED, Guarantee, Position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -220,6 +220,7 @@ class Source:
         with_bad: add the column ``_bad``, and rows of bad records.
         block_interval_ms: how long rows collect before they are written to the log.
         max_backlog_bytes: while so many bytes of rows are not read yet, nothing more is taken from the connection.
+        durable: keep records in the log; otherwise in memory, where a restart loses them.
 
     Raises:
         GraphError: an argument is impossible.
@@ -240,6 +241,7 @@ class Source:
     with_bad: bool = field(default=False, kw_only=True)
     block_interval_ms: int = field(default=200, kw_only=True)
     max_backlog_bytes: int = field(default=256 * 1024 * 1024, kw_only=True)
+    durable: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 1 << 16:
@@ -284,13 +286,13 @@ class Source:
 
     @property
     def guarantee(self) -> Guarantee:
-        """A position is replayed from the log."""
-        return Guarantee.EXACTLY_ONCE
+        """A position is replayed from the log; without a log nothing is."""
+        return Guarantee.EXACTLY_ONCE if self.durable else Guarantee.AT_MOST_ONCE
 
     @property
     def position_kind(self) -> str:
         """The kind of this source's positions."""
-        return RECEIVED
+        return RECEIVED if self.durable else UNLOGGED
 
     def schema(self, spark: SparkSession) -> StructType:  # noqa: ARG002 - the same in every session
         """``value STRING``, with ``_bad STRING`` if asked for."""
@@ -312,7 +314,8 @@ class Source:
             context.report(Counted(task=context.uid, name="bad_records", amount=bad))
 
         receiver = SocketReceiver(self, count)
-        return open_receiver(context, receiver, self.schema(context.spark), self._limits(), resume)
+        schema = self.schema(context.spark)
+        return open_receiver(context, receiver, schema, self._limits(), resume, durable=self.durable)
 
     def describe(self) -> str:
         """The address, for people."""

@@ -1,0 +1,107 @@
+"""What received rows refuse a start: one that would leave some unread, and one whose sources would share a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint import paths
+from penstock.checkpoint.received import SEAL, folder_of, recorded, recorded_positions
+from penstock.connectors.receivers.blocks import decode_block
+from penstock.errors import CheckpointUnreadable, StateIncompatible
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.entries import Manifest
+    from penstock.checkpoint.history import History
+    from penstock.filesystem.base import FileSystem
+    from penstock.handles import BlockId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadRows:
+    """Rows that a source was given and that a start does not read, with the bytes of their blocks."""
+
+    uid: str
+    rows: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} rows ({self.bytes:,} bytes) of '{self.uid}'"
+
+
+def refuse_unread_rows(
+    filesystem: FileSystem, history: History, restored: Manifest | None, sources: Collection[str]
+) -> None:
+    """Refuse a start whose pipeline lacks a source that was given rows which the restored checkpoint has not read.
+
+    Args:
+        filesystem: rooted at the job's directory.
+        history: of the job's log.
+        restored: the checkpoint that the start goes on from; without one, all blocks are unread.
+        sources: the uids of the pipeline, and those that it renames.
+
+    Raises:
+        StateIncompatible: there are such rows.
+    """
+    kept = {folder_of(history, uid) for uid in sources}
+    if restored is not None:
+        kept |= {position.uid for uid, position in recorded_positions(restored, history.log_id) if uid in sources}
+    unread = [each for each in unread_rows(filesystem, history, restored, kept) if each.rows]
+    if unread:
+        msg = (
+            f"The log of received rows holds {' and '.join(map(str, unread))} that were acknowledged and are not read "
+            "yet, and the pipeline has no such source. Give the source its uid again and read them with penstock run … "
+            "--until caught-up, or leave them unread with --allow-non-restored-state."
+        )
+        raise StateIncompatible(msg, uid=unread[0].uid)
+
+
+def refuse_shared_folder(history: History, restored: Manifest | None, sources: Collection[str]) -> None:
+    """Refuse a new source that has the old uid of one that was renamed: their blocks would lie in one folder.
+
+    Raises:
+        StateIncompatible: there is such a source.
+    """
+    if restored is None:
+        return
+    positions = dict(recorded_positions(restored, history.log_id))
+    for uid, position in positions.items():
+        if position.uid != uid and uid in sources and position.uid in sources and position.uid not in positions:
+            msg = (
+                f"Source {position.uid!r} is new, and the received rows of source {uid!r} lie in the folder of that "
+                "name, from before it was renamed. Give the new source another uid."
+            )
+            raise StateIncompatible(msg, uid=position.uid)
+
+
+def unread_rows(
+    filesystem: FileSystem, history: History, restored: Manifest | None, kept: Collection[str]
+) -> Iterator[UnreadRows]:
+    """The rows in each folder that is not among these, in the order of their names."""
+    found: dict[str, list[BlockId]] = {}
+    for path in filesystem.list(paths.WAL):
+        block, uid = paths.block_id(path), path.split("/")[1]
+        if block is not None and uid not in kept:
+            found.setdefault(uid, []).append(block)
+    for uid, blocks in sorted(found.items()):
+        position = None if restored is None else recorded(restored, uid, history.log_id)
+        rows = size = 0
+        for block in blocks:
+            if position is not None and block < position.next:
+                continue
+            data = filesystem.read(paths.block(uid, block))
+            if data is None or data == SEAL:
+                continue
+            size += len(data)
+            read = position.row if position is not None and block == position.next else 0
+            rows += _rows(data, paths.block(uid, block)) - read
+        yield UnreadRows(uid=uid, rows=rows, bytes=size)
+
+
+def _rows(data: bytes, place: str) -> int:
+    """The number of rows in a block; one that is damaged counts as one, since it had some."""
+    try:
+        return int(decode_block(data, place).num_rows)
+    except CheckpointUnreadable:
+        return 1
