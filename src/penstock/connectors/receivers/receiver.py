@@ -14,7 +14,7 @@ from penstock.connectors.receivers.blocks import BlockLimits, BlockWriter, decod
 from penstock.elements import ObservedMetrics
 from penstock.errors import DecodeError, GraphError, PenstockError, SourceUnavailable, StateIncompatible, sentence
 from penstock.facts import SourceLag
-from penstock.handles import RECEIVED, BlockId, CheckpointId, Guarantee, Position
+from penstock.handles import RECEIVED, BlockId, CheckpointId, Guarantee, KeyLimits, Position, RequestKey
 from penstock.interfaces.source import (
     CaughtUp,
     Ended,
@@ -95,11 +95,13 @@ class RowStore:
     Args:
         schema: the declared columns in Arrow's types.
         writer: takes the tables.
+        blocks: the write-ahead log, which knows the keys of requests.
     """
 
-    def __init__(self, schema: pa.Schema, writer: BlockWriter) -> None:
+    def __init__(self, schema: pa.Schema, writer: BlockWriter, blocks: WriteAhead) -> None:
         self._schema = schema
         self._writer = writer
+        self.blocks = blocks
 
     def store(self, rows: Rows) -> None:
         """Take rows for the next block.
@@ -118,6 +120,26 @@ class RowStore:
             PenstockError: they are not acknowledged.
         """
         self._writer.add(self._table(rows), reliably=True)
+
+    def offer(self, table: pa.Table, key: RequestKey | None = None) -> bool:
+        """Take rows and the key of their request into one block, and return when they are durable.
+
+        ``False``: too much is not read yet, and nothing was taken.
+
+        Raises:
+            PenstockError: they are not acknowledged.
+        """
+        return self._writer.offer(fit(table, self._schema), key)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much is not read yet."""
+        return self._writer.is_full
+
+    @property
+    def holds(self) -> bool:
+        """Whether rows that were there before the start are read first."""
+        return self._writer.holds
 
     def _table(self, rows: Rows) -> pa.Table:
         import pyarrow as pa
@@ -187,6 +209,7 @@ class ReceiverReader:
         schema: the declared columns.
         limits: of blocks and backlog.
         resume: the position to go on from.
+        keys: how long idempotency keys of requests are known, if there are any.
     """
 
     def __init__(
@@ -196,13 +219,14 @@ class ReceiverReader:
         schema: StructType,
         limits: BlockLimits,
         resume: Position | None,
+        keys: KeyLimits | None = None,
     ) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         self._uid = context.uid
         self._report = context.report
         self._blocks = _write_ahead(context)
-        adopted = self._blocks.adopt(resume)
+        adopted = self._blocks.adopt(resume, keys)
         self._adopted, self._skip = list(adopted.blocks), adopted.row
         self._next: tuple[BlockId, int] | None = None  # the position, once rows were read
         self._table: pa.Table | None = None  # what is left of the block that was read in part
@@ -212,7 +236,8 @@ class ReceiverReader:
         self._sender: ArrowSender | None = None
         self._receives = context.until is Until.STOPPED
         self._writer = BlockWriter(context.uid, self._blocks, limits)
-        self._runner = _ReceiverThread(context.uid, receiver, RowStore(self._columns, self._writer), self._writer)
+        store = RowStore(self._columns, self._writer, self._blocks)
+        self._runner = _ReceiverThread(context.uid, receiver, store, self._writer)
         self._started = False
         self._lag_at = MonotonicTime(0)
 
@@ -402,10 +427,15 @@ class _ReceiverThread:
 
 
 def open_receiver(
-    context: SourceContext, receiver: Receiver, schema: StructType, limits: BlockLimits, resume: Position | None
+    context: SourceContext,
+    receiver: Receiver,
+    schema: StructType,
+    limits: BlockLimits,
+    resume: Position | None,
+    keys: KeyLimits | None = None,
 ) -> ReceiverReader:
     """The reader of a source that receives rows; it runs the receiver as its own."""
-    return ReceiverReader(context, receiver, schema, limits, resume)
+    return ReceiverReader(context, receiver, schema, limits, resume, keys)
 
 
 def block_limits(
