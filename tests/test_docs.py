@@ -101,7 +101,7 @@ RUN_BY = {
     "kafka.md": "integration/test_kafka_sink.py",
     "operating.md": "core/test_cli_looking.py",
     "programs.md": "spark/test_pages.py",
-    "receivers.md": "spark/test_receivers_job.py",
+    "receivers.md": "spark/test_receivers_job.py spark/test_http_job.py",
     "small-connectors.md": "spark/test_pages.py",
     "sources-files.md": "spark/test_pages.py",
     "tables.md": "spark/test_pages.py",

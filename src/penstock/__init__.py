@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.api.preview import show
     from penstock.api.stream import GroupedStream, Stream, WindowedResult
     from penstock.connectors import console, files, generator, kafka, memory, rate, receivers
-    from penstock.connectors.receivers import socket
+    from penstock.connectors.receivers import http, socket
     from penstock.errors import (
         ConnectorError,
         DuplicateUid,
@@ -60,6 +60,7 @@ __all__ = [
     "generator",
     "get_or_create",
     "global_window",
+    "http",
     "kafka",
     "linger",
     "memory",
@@ -83,6 +84,7 @@ _MODULES: Final = {
     "console": "penstock.connectors.console",
     "files": "penstock.connectors.files",
     "generator": "penstock.connectors.generator",
+    "http": "penstock.connectors.receivers.http",
     "kafka": "penstock.connectors.kafka",
     "memory": "penstock.connectors.memory",
     "rate": "penstock.connectors.rate",

@@ -53,6 +53,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "received.block.before": "rows were received, nothing of their block is written",
         "received.block.durable": "a block of received rows is durable, nobody was told",
         "received.clean.before": "a block that no checkpoint reads any more is about to be deleted",
+        "received.keys.written": "the keys of requests are in a file of their own, their blocks are not deleted",
         "received.seal.before": "the blocks of an older generation are about to be sealed",
         "received.skip.before": "the log says that a damaged block is skipped, and it is still there",
         "received.sealed": "all older generations of a receiver are sealed, none of their blocks is read",

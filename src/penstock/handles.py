@@ -136,6 +136,33 @@ class AdoptedBlocks:
     floor: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """The idempotency key of a request whose rows are in a block.
+
+    Attributes:
+        key: as the client gave it.
+        digest: of the request's body.
+        rows: number of rows that were stored.
+        bad: number of its bad rows.
+        at: when it was received, in microseconds since 1970.
+    """
+
+    key: str
+    digest: str
+    rows: int
+    bad: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLimits:
+    """How long idempotency keys are known, in microseconds, and the most that are known at once."""
+
+    horizon: int
+    most: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRef:
     """One immutable, durable layer of a step's state. Its name is unique and never used again."""

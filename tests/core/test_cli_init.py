@@ -29,9 +29,10 @@ def test_a_project_is_five_files_and_the_next_steps_are_told(tmp_path, monkeypat
     assert found == GOLDEN.read_text()
 
 
+@pytest.mark.parametrize("template", ["files", "webhook"])
 @pytest.mark.parametrize("name", ["orders", "web-orders", "sales.v2"])
-def test_what_is_made_is_python_and_speaks_of_its_own_name(name):
-    starter = plan_starter(name)
+def test_what_is_made_is_python_and_speaks_of_its_own_name(name, template):
+    starter = plan_starter(name, template)
 
     for path, text in starter.files.items():
         assert "$" not in text, path
@@ -40,6 +41,22 @@ def test_what_is_made_is_python_and_speaks_of_its_own_name(name):
     assert f'@ps.pipeline("{name}")' in starter.files[f"{starter.module}.py"]
     assert f"penstock run {starter.module}:{starter.module}" in starter.files["README.md"]
     assert f"from {starter.module} import {starter.module}" in starter.files[f"test_{starter.module}.py"]
+
+
+def test_a_webhook_is_made_with_a_client_that_sends_until_it_is_acknowledged(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    said = say("init", "hook", "--template", "webhook")
+
+    assert said.code == 0
+    names = sorted(path.name for path in (tmp_path / "hook").iterdir())
+    assert names == [".gitignore", "README.md", "orders.py", "sample.py", "test_orders.py"]
+    assert "python sample.py send 500" in said.out
+    (tmp_path / "hook" / "acknowledged.txt").write_text("0\n1\n")
+    done = subprocess.run(
+        [sys.executable, "sample.py", "check"], cwd=tmp_path / "hook", capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "20 orders were acknowledged: 20 lost, 0 doubled\n")
 
 
 def test_nothing_is_overwritten_and_then_nothing_is_written(tmp_path):

@@ -14,9 +14,10 @@ from penstock.admin.verify import Fault, verify
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Rewind, Stopped
 from penstock.checkpoint.received import SEAL, ReceivedPosition
+from penstock.checkpoint.request_keys import with_keys
 from penstock.connectors.receivers.blocks import encode_block
 from penstock.control.client import JobDirectory
-from penstock.handles import BlockId, Committable, TaskSnapshot
+from penstock.handles import BlockId, Committable, RequestKey, TaskSnapshot
 
 LAYER_B = "state/totals/0/b/part-0.parquet"
 LAYER_C = "state/totals/0/c/part-0.parquet"
@@ -327,6 +328,20 @@ def test_a_damaged_block_is_found_with_the_checkpoints_that_read_it(tmp_path):
     assert (each.checkpoints, each.savepoints) == ((1,), ("keep",))
     assert verdict(job, quick=True).is_sound
     assert "penstock skip orders BLOCK" in lines(job)[1]
+
+
+def test_keys_of_requests_are_checked_in_blocks_and_in_files_of_their_own(tmp_path):
+    keys = [RequestKey("a", "1f", 2, 0, 7)]
+    file = with_keys(b"penstock keys/1\n", keys, BlockId(0, 1))
+    job = received_job(tmp_path, (1, with_keys(ROWS, keys)), (2, with_keys(ROWS, keys)[:-1] + b"?"))
+    for number, content in ((0, file), (1, file[:-1])):
+        (job / paths.key_file("in", BlockId(0, number))).write_bytes(content)
+
+    assert broken(job) == [
+        (paths.key_file("in", BlockId(0, 1)), Fault.CONTENT),
+        (paths.block("in", BlockId(0, 2)), Fault.CONTENT),
+    ]
+    assert verdict(job, quick=True).is_sound
 
 
 def test_a_block_that_is_not_there_is_found_by_a_quick_look_too(tmp_path):

@@ -269,7 +269,10 @@ def test_what_there_is_is_looked_at_and_letters_are_replayed(shop: Shop) -> None
 
 
 def test_a_project_is_made_and_its_tests_are_found(shop: Shop, capfd: pytest.CaptureFixture[str]) -> None:
-    init, test = part("project")
+    init, webhook, test = part("project")
+    ends_with(shop.run(webhook))
+    assert "ps.http.Source(" in (shop.home / "hook" / "orders.py").read_text()
+    shutil.rmtree(Path(shop.home / "hook"))
     ends_with(shop.run(init))
     assert sorted(path.name for path in (shop.home / "shop").iterdir()) == [
         ".gitignore",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock as ps
+from core.http_kit import free_port
 from page_kit import blocks
 from penstock.errors import GraphError
 from penstock.facts import CheckpointCompleted, Published, Restarting
@@ -102,10 +103,13 @@ def test_the_lines_of_a_socket_are_rows_and_its_end_ends_the_job(spark: SparkSes
 def test_the_jobs_of_receivers_md_run(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
+    hook = str(free_port())
     with socket.create_server(("127.0.0.1", 0)) as server:
         for code in blocks("receivers.md", "python"):
-            exec(compile(code.replace("9999", str(server.getsockname()[1])), "receivers.md", "exec"), names)
+            mine = code.replace("9999", str(server.getsockname()[1])).replace("8080", hook)
+            exec(compile(mine, "receivers.md", "exec"), names)
         text, numbers = (ps.Job(names[name], state="state", spark=spark) for name in ("lines", "numbers"))
+        assert names["elsewhere"].describe() == "webhook https://0.0.0.0:8443/"
         text.start()
         server.settimeout(PATIENCE)
         with server.accept()[0] as connection:

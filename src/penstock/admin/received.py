@@ -11,6 +11,7 @@ from penstock.admin.gc import local_path, stat_file
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Condemn
 from penstock.checkpoint.received import SEAL, recorded
+from penstock.checkpoint.request_keys import split_keys
 from penstock.connectors.receivers.blocks import decode_block, empty_block
 from penstock.errors import CheckpointUnreadable, StateIncompatible, UnknownName
 from penstock.failpoints import failpoint
@@ -155,7 +156,7 @@ def unreadable_block(filesystem: FileSystem, path: str) -> SkippedBlock:
         return SkippedBlock(path=path, reason="it is missing", bytes=0)
     try:
         if data != SEAL:
-            decode_block(data, path)
+            decode_block(split_keys(data, path)[0], path)
     except CheckpointUnreadable as error:
         return SkippedBlock(path=path, reason=str(error), bytes=len(data))
     msg = f"{path} is sound, and its rows can be read. Nothing was skipped."

@@ -12,6 +12,7 @@ from penstock.admin.gc import Owner, assign_owners, files_of, sha256_of, stat_fi
 from penstock.checkpoint import paths
 from penstock.checkpoint.history import History, timeline
 from penstock.checkpoint.received import SEAL, low_mark, missing, recorded
+from penstock.checkpoint.request_keys import decode_key_file, split_keys
 from penstock.connectors.committers import committer
 from penstock.connectors.receivers.blocks import decode_block
 from penstock.dead_letters.store import (
@@ -198,6 +199,15 @@ def broken_blocks(
     """
     found: dict[str, set[BlockId]] = {}
     for path in listed:
+        if paths.key_file_id(path) is not None and not quick and _are_keys_damaged(filesystem, path):
+            message = "has other content than was written; it says which requests were stored"
+            yield BrokenItem(
+                path=path,
+                fault=Fault.CONTENT,
+                message=message,
+                checkpoints=tuple(history.restorable),
+                savepoints=tuple(sorted(pin.name for pin in history.pins.values())),
+            )
         block = paths.block_id(path)
         if block is not None:
             found.setdefault(path.split("/")[1], set()).add(block)
@@ -216,7 +226,18 @@ def _is_damaged(filesystem: FileSystem, path: str) -> bool:
     if data is None or data == SEAL:
         return False  # deleted since, or a seal
     try:
-        decode_block(data, path)
+        decode_block(split_keys(data, path)[0], path)
+    except CheckpointUnreadable:
+        return True
+    return False
+
+
+def _are_keys_damaged(filesystem: FileSystem, path: str) -> bool:
+    data = filesystem.read(path)
+    if data is None:
+        return False  # merged since
+    try:
+        decode_key_file(data, path)
     except CheckpointUnreadable:
         return True
     return False

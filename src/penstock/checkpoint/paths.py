@@ -6,6 +6,7 @@
     state/<uid>/<generation>/…                   layers
     staged/<uid>/<generation>/…                  output waiting for its checkpoint
     wal/<uid>/<generation>/<number>.block        received blocks, the last of them a seal
+    wal/<uid>/<generation>/<number>.keys         idempotency keys of requests whose blocks may be gone
     control/<request>.request.json, .answer.json
     control/report.json                          the status file, replaced again and again
 """
@@ -26,6 +27,7 @@ REPORT: Final = f"{CONTROL}/report.json"
 """The status file. Nothing is decided by it, and no request can have its name."""
 _ENTRY = re.compile(r"log/(\d{20})\.json")
 _BLOCK = re.compile(r"wal/([^/]+)/(\d{1,20})/(\d{20})\.block")
+_KEY_FILE = re.compile(r"wal/([^/]+)/(\d{1,20})/(\d{20})\.keys")
 _CONTROL = re.compile(r"control/([A-Za-z0-9-]{8,64})\.(request|answer)\.json")
 _GENERATION = re.compile(r"(?:(?:state|staged)/[^/]+|/.*/\.penstock/[^/]+/[^/]+)/(\d{1,20})/.+")
 _OUR_NAME = re.compile(r"[._]?penstock(?:[._-].*)?")
@@ -83,6 +85,21 @@ def block_id(path: str) -> BlockId | None:
     >>> block_id("wal/socket/7/3.block")
     """
     match = _BLOCK.fullmatch(path)
+    return BlockId(Generation(int(match[2])), int(match[3])) if match else None
+
+
+def key_file(uid: str, file: BlockId) -> str:
+    """The path of a file of idempotency keys.
+
+    >>> key_file("hook", BlockId(Generation(7), 3))
+    'wal/hook/7/00000000000000000003.keys'
+    """
+    return f"{wal_folder(uid, file.generation)}/{file.number:020d}.keys"
+
+
+def key_file_id(path: str) -> BlockId | None:
+    """The generation and number of the file of keys at ``path``, or ``None`` if it is not the path of one."""
+    match = _KEY_FILE.fullmatch(path)
     return BlockId(Generation(int(match[2])), int(match[3])) if match else None
 
 

@@ -15,10 +15,20 @@ from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Manifest
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import OwnedLog, Sleep, backoff
+from penstock.checkpoint.request_keys import RequestKeys, split_keys, with_keys
 from penstock.errors import CheckpointUnreadable, GenerationFenced, StateIncompatible, StorageFailed, sentence
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
-from penstock.handles import RECEIVED, AdoptedBlocks, BlockId, Generation, Position, split_replays
+from penstock.handles import (
+    RECEIVED,
+    AdoptedBlocks,
+    BlockId,
+    Generation,
+    KeyLimits,
+    Position,
+    RequestKey,
+    split_replays,
+)
 
 SEAL: Final = b"penstock seal/1\n"
 """Content of a seal: no block can have it, since blocks begin with other bytes."""
@@ -259,14 +269,15 @@ class ReceivedBlocks:
         self._start = BlockId(log.generation, 0)
         self._start_row = 0
         self._broken: str | None = None
+        self._keys: RequestKeys | None = None
 
     # ---- a start -----------------------------------------------------------------------------------------------------
 
-    def adopt(self, resume: Position | None) -> AdoptedBlocks:
-        """Seal all older generations; returns the blocks to be read.
+    def adopt(self, resume: Position | None, keys: KeyLimits | None = None) -> AdoptedBlocks:
+        """Seal all older generations; returns the blocks to be read. With ``keys``, those of all blocks are known then.
 
         Raises:
-            CheckpointUnreadable: a block is missing.
+            CheckpointUnreadable: a block is missing, or a file of keys is damaged.
             StateIncompatible: the position belongs to other blocks.
             StorageFailed: a seal cannot be written.
         """
@@ -283,6 +294,9 @@ class ReceivedBlocks:
         sealed = [self._seal(each, found, is_sealed=each < below) for each in generations]
         failpoint("received.sealed")
         blocks = adopt(sealed, start, place=self.place)
+        if keys is not None:  # after sealing: no older process can add one any more
+            self._keys = RequestKeys(self._folder, self._log.generation, self._filesystem, keys)
+            self._keys.rebuild(SEAL)
         self._start = start or min(blocks, default=self._start)
         self._start_row = 0 if position is None else position.row
         return AdoptedBlocks(
@@ -334,8 +348,8 @@ class ReceivedBlocks:
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 
-    def write(self, data: bytes) -> BlockId:
-        """Write the next block; it is durable on return. Its rows are acknowledged only after ``check``.
+    def write(self, data: bytes, keys: Sequence[RequestKey] = ()) -> BlockId:
+        """Write the next block with keys of requests; it is durable on return. It is acknowledged only after ``check``.
 
         Raises:
             StorageFailed: surely nothing was written, or an earlier write has an unknown outcome. Then nothing is
@@ -347,7 +361,7 @@ class ReceivedBlocks:
         block = BlockId(self._log.generation, self._next)
         failpoint("received.block.before")
         try:
-            created = self._filesystem.create(self.place(block), data)
+            created = self._filesystem.create(self.place(block), with_keys(data, keys))
         except UnknownOutcome as error:
             self._broken = (
                 f"Whether {self.place(block)} is durable is not known: {sentence(error)} Its rows were not "
@@ -358,6 +372,8 @@ class ReceivedBlocks:
             self._broken = f"{self.place(block)} was written by another process: this job was taken over."
             raise GenerationFenced(self._broken, uid=self._uid)
         self._next += 1
+        if self._keys is not None:
+            self._keys.add(block, keys)
         failpoint("received.block.durable")
         return block
 
@@ -372,19 +388,29 @@ class ReceivedBlocks:
         """
         self._log.refuse_if_claimed()
 
+    # ---- idempotency keys --------------------------------------------------------------------------------------------
+
+    def find_key(self, key: str, now: int) -> RequestKey | None:
+        """The request with this key, if its rows are in a block and its horizon has not ended."""
+        return None if self._keys is None else self._keys.find(key, now)
+
+    def has_room_for_key(self, now: int, in_flight: int) -> bool:
+        """Whether one more key may be taken, beside those of requests that are not stored yet."""
+        return self._keys is None or self._keys.has_room(now, in_flight)
+
     # ---- reading and deleting ----------------------------------------------------------------------------------------
 
     def read(self, block: BlockId) -> bytes:
-        """The content of a block.
+        """The content of a block, without keys.
 
         Raises:
-            CheckpointUnreadable: it is missing.
+            CheckpointUnreadable: it is missing, or its keys are damaged.
         """
         data = self._filesystem.read(self.place(block))
         if data is None:
             msg = f"{self.place(block)} is missing: rows in it were acknowledged. Restore the file from a copy."
             raise CheckpointUnreadable(msg, uid=self._uid)
-        return data
+        return split_keys(data, self.place(block))[0]
 
     def position(self, next: BlockId | None = None, row: int = 0, *, tick: int = 0) -> Position:
         """The position before a block, or within it after some rows; without a block that of the start."""
@@ -410,10 +436,19 @@ class ReceivedBlocks:
             CheckpointError: the folder cannot be read or written now; the next clean-up goes on.
         """
         low = low_mark(self._log.history, self._folder)
+        copied: list[str] = []
+        if self._keys is not None:
+            # Keys outlive their blocks. They are durable in a file before the log is asked for a newer claim: whoever
+            # claims after that finds them there.
+            covered = self._keys.save()
+            low = low if low is None else min(low, covered)
+            copied = self._keys.merged()
         doomed = removable(self._found(), low)
-        if doomed:
+        if doomed or copied:
             self._log.refuse_if_claimed()
         for block in doomed:
             failpoint("received.clean.before")
             self._filesystem.delete(self.place(block))
+        for path in copied:
+            self._filesystem.delete(path)
         return len(doomed)

@@ -323,7 +323,8 @@ Make a first project: a pipeline, its tests with crashes in them, and sample dat
 Needs no broker. Nothing that is there is overwritten.""",
         examples="""\
   penstock init                                        in the current folder
-  penstock init shop --name sales                      in shop/: sales.py, test_sales.py and so on""",
+  penstock init shop --name sales                      in shop/: sales.py, test_sales.py and so on
+  penstock init hook --template webhook                one that takes rows by POST""",
     ),
     Command(
         name="test",

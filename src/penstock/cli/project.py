@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal, TypeAlias
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -26,7 +26,10 @@ from penstock.handles import check_name
 # ---- penstock init ---------------------------------------------------------------------------------------------------
 
 TEMPLATES: Final = "templates"
-"""The folder of a project's files, next to this module; ``orders`` in a file's name stands for the project's module."""
+"""Folder of the templates; in the name of a template's file, ``orders`` stands for the project's module."""
+ProjectTemplate: TypeAlias = Literal["files", "webhook"]
+"""What a first project reads from: a folder in ``TEMPLATES``."""
+_PORT: Final = 8080
 _SUFFIX: Final = ".txt"
 _PLACEHOLDER: Final = "orders"
 
@@ -36,6 +39,7 @@ def init(
     /,
     *,
     name: Annotated[str, Parameter(help="Name of the pipeline and its module.")] = "orders",
+    template: Annotated[ProjectTemplate, Parameter(help="Where its rows come from.")] = "files",
     output: CommandOutput,
 ) -> int:
     """Make a first project, and print the next steps.
@@ -43,7 +47,7 @@ def init(
     Raises:
         SettingsError: ``name`` cannot be that of a pipeline and a module, or a file is there already.
     """
-    starter = plan_starter(name)
+    starter = plan_starter(name, template)
     write_starter(starter, Path(folder))
     output.result(Text(f"made in {os.path.abspath(folder)}: {', '.join(starter.files)}"))
     output.result(Text("next:", style="bold"))
@@ -60,14 +64,16 @@ class Starter:
         name: the name of the pipeline.
         module: the name of its module.
         files: the text of each file, by path.
+        template: what it was made from.
     """
 
     name: str
     module: str
     files: dict[str, str]
+    template: ProjectTemplate = "files"
 
 
-def plan_starter(name: str) -> Starter:
+def plan_starter(name: str, template: ProjectTemplate = "files") -> Starter:
     """The files of a project.
 
     Raises:
@@ -77,14 +83,14 @@ def plan_starter(name: str) -> Starter:
     ['.gitignore', 'README.md', 'sales.py', 'sample.py', 'test_sales.py']
     """
     module = module_of(name)
-    words = {"name": name, "module": module}
-    folder = resources.files("penstock.cli") / TEMPLATES
+    words = {"name": name, "module": module, "port": str(_PORT)}
+    folder = resources.files("penstock.cli") / TEMPLATES / template
     files = {}
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         target = entry.name.removesuffix(_SUFFIX).replace(_PLACEHOLDER, module)
         target = f".{target}" if target == "gitignore" else target
         files[target] = Template(entry.read_text(encoding="utf-8")).substitute(words)
-    return Starter(name=name, module=module, files=files)
+    return Starter(name=name, module=module, files=files, template=template)
 
 
 def module_of(name: str) -> str:
@@ -142,8 +148,17 @@ def _is_installed(module: str) -> bool:
 
 def next_steps(starter: Starter, folder: str) -> list[str]:
     """The command lines to type next, in order."""
+    into = [f"cd {shlex.quote(folder)}"] if Path(folder) != Path() else []
+    if starter.template == "webhook":
+        return [
+            *into,
+            "penstock test",
+            f"penstock run {starter.module}:{starter.module}",
+            "python sample.py send 500      # in another terminal, also while the job is killed and started again",
+            "python sample.py check",
+        ]
     return [
-        *([f"cd {shlex.quote(folder)}"] if Path(folder) != Path() else []),
+        *into,
         "penstock test",
         "python sample.py make 60",
         f"penstock run {starter.module}:{starter.module} --until caught-up",

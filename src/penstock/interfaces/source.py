@@ -7,7 +7,7 @@ frame, which gives the same rows however often it is run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 from penstock.clock import MonotonicTime, SystemClock, WallTime
 from penstock.elements import ObservedMetrics, SourcePartitions
 from penstock.facts import Fact
-from penstock.handles import RECEIVED, UNLOGGED, AdoptedBlocks, BlockId, CheckpointId, Guarantee, Position
+from penstock.handles import (
+    RECEIVED,
+    UNLOGGED,
+    AdoptedBlocks,
+    BlockId,
+    CheckpointId,
+    Guarantee,
+    KeyLimits,
+    Position,
+    RequestKey,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,17 +49,19 @@ class WriteAhead(Protocol):
     One thread may write while another reads and cleans.
     """
 
-    def adopt(self, resume: Position | None) -> AdoptedBlocks:
+    def adopt(self, resume: Position | None, keys: KeyLimits | None = None) -> AdoptedBlocks:
         """Make sure that no older process can acknowledge rows any more; returns the blocks to be read.
 
+        With ``keys``, the idempotency keys of requests are known from then on.
+
         Raises:
-            CheckpointUnreadable: a block is missing.
+            CheckpointUnreadable: a block is missing, or a file of keys is damaged.
             StateIncompatible: the position belongs to other blocks.
         """
         ...
 
-    def write(self, data: bytes) -> BlockId:
-        """Write the next block; it is durable on return. Its rows are acknowledged after ``check``.
+    def write(self, data: bytes, keys: Sequence[RequestKey] = ()) -> BlockId:
+        """Write the next block with keys of requests; it is durable on return. It is acknowledged after ``check``.
 
         Raises:
             StorageFailed: the block was not written, or that is not known.
@@ -64,6 +76,14 @@ class WriteAhead(Protocol):
             GenerationFenced: another process owns the job.
             CheckpointError: that cannot be found out now.
         """
+        ...
+
+    def find_key(self, key: str, now: int) -> RequestKey | None:
+        """The request with this key, if its rows are in a block and its horizon has not ended."""
+        ...
+
+    def has_room_for_key(self, now: int, in_flight: int) -> bool:
+        """Whether one more key may be taken, beside those of requests that are not stored yet."""
         ...
 
     def read(self, block: BlockId) -> bytes:
@@ -88,6 +108,39 @@ class WriteAhead(Protocol):
     def clean(self) -> int:
         """Delete the blocks that every restorable checkpoint is past; returns their number."""
         ...
+
+
+class Closable(Protocol):
+    """What has to be closed."""
+
+    def close(self) -> None:
+        """Release what is held."""
+        ...
+
+
+class JobResources:
+    """What sources keep open while their job restarts, such as a socket that listens; closed when the job ends.
+
+    >>> resources = JobResources()
+    >>> made = resources.get("hook", JobResources)
+    >>> resources.get("hook", JobResources) is made
+    True
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, Closable] = {}
+
+    def get(self, name: str, make: Callable[[], Closable]) -> Closable:
+        """The resource of this name, made if it is the first time."""
+        if name not in self._open:
+            self._open[name] = make()
+        return self._open[name]
+
+    def close(self) -> None:
+        """Close all."""
+        while self._open:
+            _, resource = self._open.popitem()
+            resource.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +169,7 @@ class SourceContext:
         received: the write-ahead log for rows that the source is given; ``None`` outside of a job.
         ticks: when the source is read, if not whenever it is ready.
         wall: the wall clock.
+        resources: of the job; they outlive the reader.
     """
 
     uid: str
@@ -125,6 +179,7 @@ class SourceContext:
     received: WriteAhead | None = None
     ticks: BatchTicks | None = None
     wall: Callable[[], WallTime] = SystemClock().wall
+    resources: JobResources = field(default_factory=JobResources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint import paths
 from penstock.checkpoint.received import SEAL, folder_of, recorded, recorded_positions
+from penstock.checkpoint.request_keys import split_keys
 from penstock.connectors.receivers.blocks import decode_block
 from penstock.errors import CheckpointUnreadable, StateIncompatible
 
@@ -102,6 +103,6 @@ def unread_rows(
 def _rows(data: bytes, place: str) -> int:
     """The number of rows in a block; one that is damaged counts as one, since it had some."""
     try:
-        return int(decode_block(data, place).num_rows)
+        return int(decode_block(split_keys(data, place)[0], place).num_rows)
     except CheckpointUnreadable:
         return 1

@@ -364,6 +364,8 @@ class JobRunner:
             raise
         finally:
             self._requests.close()
+            with suppress(Exception):  # such as a socket that listened while attempts came and went
+                env.resources.close()
             control.close()
             if self._requests.owned is not None:
                 mark_released(self._requests.owned.log_id, self._requests.owned.generation)

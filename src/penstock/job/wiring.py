@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.history import LogMark, timeline
@@ -25,7 +25,7 @@ from penstock.graph.queries import alignment_groups, sources_naming_partitions, 
 from penstock.handles import Guarantee, TaskSnapshot
 from penstock.interfaces.operator import OperatorContext
 from penstock.interfaces.sink import SinkContext
-from penstock.interfaces.source import BatchTicks, ReadLimit, SourceContext, Until, receives
+from penstock.interfaces.source import BatchTicks, JobResources, ReadLimit, SourceContext, Until, receives
 from penstock.runtime.barriers import AlignedBarrierHandler, BarrierHandler, BarrierTracker
 from penstock.runtime.channels import Channel, OutputPath, Rewrite, TaskOutput
 from penstock.runtime.executors import AnyTask, TaskRunner, TaskRunnerFactory, TaskThread, WorkerPool, WorkerThreads
@@ -102,6 +102,7 @@ class JobEnvironment:
         check_owner: refuses the first claim while a living owner answers.
         thread: makes the runner of a task.
         workers: makes the pool for background work.
+        resources: what sources keep open from one attempt to the next.
     """
 
     name: str
@@ -120,6 +121,7 @@ class JobEnvironment:
     check_owner: Callable[[], None] = lambda: None
     thread: TaskRunnerFactory = TaskThread
     workers: Callable[[Callable[[str, BaseException], None]], WorkerPool] = WorkerThreads
+    resources: JobResources = field(default_factory=JobResources)
 
 
 class AttemptBuilder:

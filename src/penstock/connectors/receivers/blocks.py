@@ -19,7 +19,7 @@ from penstock.errors import CheckpointUnreadable, PenstockError, SourceUnavailab
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.handles import BlockId
+    from penstock.handles import BlockId, RequestKey
     from penstock.interfaces.source import WriteAhead
 
 # ---- the format -----------------------------------------------------------------------------------------------------
@@ -114,12 +114,22 @@ class _Receipt:
     """What one caller waits for: its rows are acknowledged, or they are not and ``error`` says why."""
 
     def __init__(self) -> None:
-        self.done = threading.Event()
+        self._done = threading.Event()
         self.error: PenstockError | None = None
 
     def settle(self, error: PenstockError | None) -> None:
         self.error = error
-        self.done.set()
+        self._done.set()
+
+    def wait(self) -> None:
+        """Wait for the outcome.
+
+        Raises:
+            PenstockError: the rows are not acknowledged.
+        """
+        self._done.wait()
+        if self.error is not None:
+            raise self.error
 
 
 class BlockWriter:
@@ -143,6 +153,7 @@ class BlockWriter:
         self._changed = threading.Condition()
         self._tables: list[pa.Table] = []
         self._receipts: list[_Receipt] = []
+        self._keys: list[RequestKey] = []
         self._waiting_rows = self._waiting_bytes = 0  # in memory
         self._stored: deque[StoredBlock] = deque()
         self._stored_rows = self._stored_bytes = 0
@@ -175,21 +186,59 @@ class BlockWriter:
         """
         if not table.num_rows:
             return
-        receipt = _Receipt() if reliably else None
         with self._changed:
             self._changed.wait_for(lambda: self._refusal() is not None or not self._is_full())
-            if (refusal := self._refusal()) is not None:
-                raise refusal
-            self._tables.append(table)
-            self._waiting_rows += table.num_rows
-            self._waiting_bytes += table.nbytes
-            if receipt is not None:
-                self._receipts.append(receipt)
-            self._changed.notify_all()
+            receipt = self._take_in(table, reliably=reliably)
         if receipt is not None:
-            receipt.done.wait()
-            if receipt.error is not None:
-                raise receipt.error
+            receipt.wait()
+
+    def offer(self, table: pa.Table, key: RequestKey | None = None) -> bool:
+        """Take rows and the key of their request into one block, and wait until they are durable.
+
+        ``False``: too much is not read yet, and nothing was taken.
+
+        Raises:
+            PenstockError: they are not acknowledged.
+        """
+        if not table.num_rows:
+            return True
+        with self._changed:
+            if self._refusal() is None and self._is_full():
+                return False
+            receipt = self._take_in(table, reliably=True)
+            if key is not None:
+                self._keys.append(key)
+        assert receipt is not None  # made for each that waits
+        receipt.wait()
+        return True
+
+    def _take_in(self, table: pa.Table, *, reliably: bool) -> _Receipt | None:
+        """Put rows into the next block; the lock is held.
+
+        Raises:
+            PenstockError: no rows are taken any more.
+        """
+        if (refusal := self._refusal()) is not None:
+            raise refusal
+        self._tables.append(table)
+        self._waiting_rows += table.num_rows
+        self._waiting_bytes += table.nbytes
+        receipt = _Receipt() if reliably else None
+        if receipt is not None:
+            self._receipts.append(receipt)
+        self._changed.notify_all()
+        return receipt
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much is not read yet."""
+        with self._changed:
+            return self._is_full()
+
+    @property
+    def holds(self) -> bool:
+        """Whether rows that were there before the start are read first."""
+        return self._holds
 
     def _is_full(self) -> bool:
         limits = self._limits
@@ -231,10 +280,12 @@ class BlockWriter:
         with self._changed:
             tables, self._tables = self._tables, []
             receipts, self._receipts = self._receipts, []
+            keys, self._keys = self._keys, []
         table = pa.concat_tables(tables)
         error: PenstockError | None = None
         try:
-            stored = StoredBlock(self._blocks.write(encode_block(table, self._label())), table.num_rows, table.nbytes)
+            data = encode_block(table, self._label())
+            stored = StoredBlock(self._blocks.write(data, keys), table.num_rows, table.nbytes)
             self._keep(stored)
             self._blocks.check()
         except PenstockError as raised:
@@ -247,7 +298,7 @@ class BlockWriter:
             if error is not None:
                 self.failure = error
                 receipts += self._receipts
-                self._tables, self._receipts = [], []
+                self._tables, self._receipts, self._keys = [], [], []
             self._changed.notify_all()
         for receipt in receipts:
             receipt.settle(error)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from penstock.clock import MonotonicTime, WallTime
 from penstock.connectors.receivers.batch_clock import BatchClock
 from penstock.connectors.receivers.blocks import BlockLimits, BlockWriter, decode_block, tick_of
-from penstock.connectors.receivers.rows import Rows, RowStore, fit
+from penstock.connectors.receivers.rows import RequestStore, Rows, RowStore, fit
 from penstock.connectors.receivers.unlogged import UnloggedBlocks
 from penstock.elements import ObservedMetrics
 from penstock.errors import GraphError, PenstockError, SourceUnavailable, StateIncompatible, sentence
 from penstock.facts import Counted, SourceLag
-from penstock.handles import RECEIVED, UNLOGGED, BlockId, CheckpointId, Guarantee, Position
+from penstock.handles import RECEIVED, UNLOGGED, BlockId, CheckpointId, Guarantee, KeyLimits, Position
 from penstock.interfaces.source import (
     CaughtUp,
     Ended,
@@ -114,6 +114,7 @@ class ReceiverReader:
         limits: of blocks and backlog.
         resume: the position to go on from.
         durable: keep the rows in the write-ahead log; otherwise in memory.
+        keys: how long idempotency keys of requests are known, if there are any.
     """
 
     def __init__(
@@ -125,11 +126,12 @@ class ReceiverReader:
         resume: Position | None,
         *,
         durable: bool = True,
+        keys: KeyLimits | None = None,
     ) -> None:
         self._uid = context.uid
         self._report = context.report
         self._blocks = _write_ahead(context) if durable else UnloggedBlocks(context.uid)
-        adopted = self._blocks.adopt(resume)
+        adopted = self._blocks.adopt(resume, keys)
         self._adopted, self._skip = list(adopted.blocks), adopted.row
         self._next: tuple[BlockId, int] | None = None  # the position, once rows were read
         self._table: pa.Table | None = None  # what is left of the block that was read in part
@@ -146,7 +148,11 @@ class ReceiverReader:
         self._sender: ArrowSender | None = None
         self._receives = context.until is Until.STOPPED
         self._writer = BlockWriter(context.uid, self._blocks, limits, lambda: self._clock.label(context.wall()))
-        store = RowStore(self._columns, self._writer, durable=durable)
+        store = (
+            RowStore(self._columns, self._writer, durable=durable)
+            if keys is None
+            else RequestStore(self._columns, self._writer, self._blocks)
+        )
         self._runner = _ReceiverThread(context.uid, receiver, store, self._writer)
         self._started = self._is_stopped = False
         self._lag_at = MonotonicTime(0)
@@ -383,9 +389,10 @@ def open_receiver(
     resume: Position | None,
     *,
     durable: bool = True,
+    keys: KeyLimits | None = None,
 ) -> ReceiverReader:
     """The reader of a source that receives rows; it runs the receiver as its own."""
-    return ReceiverReader(context, receiver, schema, limits, resume, durable=durable)
+    return ReceiverReader(context, receiver, schema, limits, resume, durable=durable, keys=keys)
 
 
 def block_limits(

@@ -10,6 +10,10 @@ from penstock.errors import DecodeError, GraphError, sentence
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.connectors.receivers.blocks import BlockWriter
+    from penstock.handles import RequestKey
+    from penstock.interfaces.source import WriteAhead
+
 Rows: TypeAlias = "Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table"
 """Rows as dictionaries by column, as tuples in the order of the columns, or as an Arrow table."""
 
@@ -81,6 +85,41 @@ class RowStore:
             msg = f"A stored row is {row!r}, and there are {len(names)} columns. Give a tuple or a dictionary of them."
             raise DecodeError(msg)
         return dict(zip(names, row, strict=True))
+
+
+class RequestStore(RowStore):
+    """A ``RowStore`` for rows that come in requests with keys, which are told at once when there is no room.
+
+    Args:
+        schema: the declared columns in Arrow's types.
+        writer: takes the tables.
+        blocks: the write-ahead log, which knows the keys of requests.
+    """
+
+    def __init__(self, schema: pa.Schema, writer: BlockWriter, blocks: WriteAhead) -> None:
+        super().__init__(schema, writer)
+        self._blocks_writer = writer
+        self.blocks = blocks
+
+    def offer(self, table: pa.Table, key: RequestKey | None = None) -> bool:
+        """Take rows and the key of their request into one block, and return when they are durable.
+
+        ``False``: too much is not read yet, and nothing was taken.
+
+        Raises:
+            PenstockError: they are not acknowledged.
+        """
+        return self._blocks_writer.offer(fit(table, self._schema), key)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much is not read yet."""
+        return self._blocks_writer.is_full
+
+    @property
+    def holds(self) -> bool:
+        """Whether rows that were there before the start are read first."""
+        return self._blocks_writer.holds
 
 
 def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import CheckpointUnreadable, StateIncompatible
-from penstock.handles import UNLOGGED, AdoptedBlocks, BlockId, Generation, Position
+from penstock.handles import UNLOGGED, AdoptedBlocks, BlockId, Generation, KeyLimits, Position, RequestKey
 
 
 class UnloggedBlocks:
@@ -23,7 +23,7 @@ class UnloggedBlocks:
         self._blocks: dict[BlockId, bytes] = {}
         self._next = 0
 
-    def adopt(self, resume: Position | None) -> AdoptedBlocks:
+    def adopt(self, resume: Position | None, keys: KeyLimits | None = None) -> AdoptedBlocks:  # noqa: ARG002 - see find_key
         """No blocks: those of an earlier process are lost.
 
         Raises:
@@ -37,7 +37,7 @@ class UnloggedBlocks:
             raise StateIncompatible(msg, uid=self._uid)
         return AdoptedBlocks(served=detail["tick"], floor=detail["tick"])
 
-    def write(self, data: bytes) -> BlockId:
+    def write(self, data: bytes, keys: Sequence[RequestKey] = ()) -> BlockId:  # noqa: ARG002 - likewise
         """Keep the next block."""
         with self._lock:
             block = BlockId(Generation(0), self._next)
@@ -47,6 +47,14 @@ class UnloggedBlocks:
 
     def check(self) -> None:
         """Do nothing: no row is acknowledged as durable."""
+
+    def find_key(self, key: str, now: int) -> RequestKey | None:  # noqa: ARG002
+        """None: a source that answers requests keeps a log."""
+        return None
+
+    def has_room_for_key(self, now: int, in_flight: int) -> bool:  # noqa: ARG002
+        """Never: likewise."""
+        return False
 
     def read(self, block: BlockId) -> bytes:
         """The content of a block, once.
