@@ -285,6 +285,7 @@ class AttemptBuilder:
             until=env.until,
             report=self._supervisor.report,
             received=ReceivedBlocks(spec.id, self._owned, env.filesystem, env.pause),
+            resources=env.resources,
         )
         has_ended = snapshot is not None and MAX_WATERMARK in snapshot.watermarks
         inbox = replay_inbox(
