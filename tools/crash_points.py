@@ -49,6 +49,7 @@ GROUPS = {
         "received.sealed",
         "received.block.before",
         "received.block.durable",
+        "received.keys.written",
         "received.clean.before",
         "received.skip.before",
     ),

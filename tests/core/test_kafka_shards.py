@@ -172,8 +172,8 @@ def test_shards_are_published_side_by_side_and_each_in_the_order_of_its_checkpoi
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"shards": 0}, "shards is 0, but must be a whole number from 1 to 64"),
-        ({"shards": True}, "shards is True"),
+        ({"shards": 0}, "shards=0 is not possible. Give a whole number from 1 to 64"),
+        ({"shards": True}, "shards=True is not possible"),
         ({"shards": 2, "guarantee": "at-least-once"}, "only exactly-once output has shards"),
     ],
 )

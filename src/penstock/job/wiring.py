@@ -289,6 +289,7 @@ class AttemptBuilder:
             if isinstance(node.pace, Every)
             else None,
             wall=env.clock.wall,
+            resources=env.resources,
         )
         has_ended = snapshot is not None and MAX_WATERMARK in snapshot.watermarks
         inbox = replay_inbox(

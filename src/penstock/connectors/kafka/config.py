@@ -175,10 +175,10 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
 def check_shards(shards: object, *, has_transactions: bool) -> None:
     """Raise ``GraphError`` unless ``shards`` is a number of producers that the guarantee can use."""
     if not isinstance(shards, int) or isinstance(shards, bool) or not 1 <= shards <= _MOST_SHARDS:
-        msg = f"shards is {shards!r}, but must be a whole number from 1 to {_MOST_SHARDS}."
+        msg = f"shards={shards!r} is not possible. Give a whole number from 1 to {_MOST_SHARDS}."
         raise GraphError(msg)
     if shards > 1 and not has_transactions:
-        msg = f"shards is {shards}, but only exactly-once output has shards. Leave it out, or guarantee."
+        msg = f"shards={shards!r} is not possible: only exactly-once output has shards. Leave it out, or guarantee."
         raise GraphError(msg)
 
 

@@ -400,7 +400,7 @@ class Source:
         host: str, tokens: tuple[SecretRef, ...], certificate: object, private_key: object, *, behind_proxy: bool
     ) -> None:
         if (certificate is None) != (private_key is None):
-            msg = "certificate and private_key belong together. Give both, each as a file in PEM."
+            msg = "The arguments certificate and private_key belong together. Give both, each as a file in PEM."
             raise GraphError(msg)
         if not is_loopback(host) and not behind_proxy and (not tokens or certificate is None):
             msg = (

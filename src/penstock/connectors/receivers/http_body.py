@@ -130,9 +130,10 @@ def as_declared(value: Any, kind: pa.DataType, name: str = "it") -> Any:
         return {each.name: as_declared(value.get(each.name), each.type, each.name) for each in kind}
     if isinstance(value, list):
         return [as_declared(each, kind.value_type, name) for each in value]
+    given: Any = value
     if pa.types.is_floating(kind):
-        return float(value) + 0.0  # no negative zero
-    return Decimal(value) if pa.types.is_decimal(kind) else value
+        return float(given) + 0.0  # no negative zero
+    return Decimal(given) if pa.types.is_decimal(kind) else given
 
 
 @lru_cache(maxsize=256)
