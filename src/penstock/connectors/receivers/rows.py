@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from penstock.handles import RequestKey
     from penstock.interfaces.source import WriteAhead
 
-Rows: TypeAlias = "Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table"
-"""Rows as dictionaries by column, as tuples in the order of the columns, or as an Arrow table."""
+Rows: TypeAlias = "Iterable[Mapping[str, Any] | Sequence[Any] | bytes | str] | pa.Table"
+"""Rows as dictionaries by column, as tuples in the order of the columns, as bytes or text of the only one, or in Arrow."""
 
 
 class TableWriter(Protocol):
@@ -75,13 +75,15 @@ class RowStore:
             msg = f"A stored row does not fit the columns {', '.join(map(str, self._schema))}: {sentence(error)}"
             raise DecodeError(msg) from error
 
-    def _as_mapping(self, row: Mapping[str, Any] | Sequence[Any]) -> Mapping[str, Any]:
+    def _as_mapping(self, row: Mapping[str, Any] | Sequence[Any] | bytes | str) -> Mapping[str, Any]:
         names = self._schema.names
         if isinstance(row, Mapping):
             if not row.keys() <= set(names):
                 raise _unknown(row.keys(), names)
             return row
-        if isinstance(row, str | bytes) or len(row) != len(names):
+        if isinstance(row, str | bytes):
+            row = (row,)
+        if len(row) != len(names):
             msg = f"A stored row is {row!r}, and there are {len(names)} columns. Give a tuple or a dictionary of them."
             raise DecodeError(msg)
         return dict(zip(names, row, strict=True))
