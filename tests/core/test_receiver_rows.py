@@ -12,7 +12,7 @@ class Taken:
     def __init__(self) -> None:
         self.tables: list[pa.Table] = []
 
-    def add(self, table: pa.Table, *, reliably: bool) -> None:  # noqa: ARG002 - nothing is lost here
+    def add(self, table: pa.Table, *, reliably: bool) -> None:
         self.tables.append(table)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.interfaces.source import WriteAhead
 
 Rows: TypeAlias = "Iterable[Mapping[str, Any] | Sequence[Any] | bytes | str] | pa.Table"
-"""Rows as dictionaries by column, as tuples in the order of the columns, as bytes or text of the only one, or in Arrow."""
+"""Rows as dictionaries by column, as tuples in the order of the columns, as text or bytes of the only one, or Arrow."""
 
 
 class TableWriter(Protocol):
