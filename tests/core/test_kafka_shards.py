@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 
 import penstock as ps
 from core.test_kafka_transactions import IDENTITY, LOG, committer, staged, values
@@ -14,9 +16,9 @@ from kafka_broker import MemoryBroker
 from penstock.checkpoint.commits import CommitQueue
 from penstock.checkpoint.events import Commit, CommitRetryDue, CommitReturned, WakeAt
 from penstock.clock import MonotonicTime, WallTime
-from penstock.connectors.kafka import shards
+from penstock.connectors.kafka import transactions
 from penstock.connectors.kafka.identity import Identity, Marker
-from penstock.connectors.kafka.transactions import Failed, KafkaCommitter, Reaction, Step
+from penstock.connectors.kafka.transactions import Failed, KafkaCommitter, Reaction, Step, publish_in_task
 from penstock.errors import CommitFailed, GenerationFenced, GraphError, SinkIdentityConflict
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CheckpointId, CommitOutcome, Committable
@@ -42,25 +44,36 @@ def part(filesystem: LocalFileSystem, checkpoint: int, shard: int, *rows: bytes,
     return replace(item, checkpoint=CheckpointId(checkpoint), shard=shard)
 
 
+class Executor:
+    """A session whose tasks run here, with clients of the broker's; what goes to them and comes back is pickled."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.sparkContext = self
+        self.ran = 0
+        self._broker = broker
+
+    def parallelize(self, values: list[Any], partitions: int) -> Executor:
+        assert partitions == 1
+        self._values = values
+        return self
+
+    def map(self, work: Callable[[Any], Any]) -> Executor:
+        self._work = cloudpickle.loads(cloudpickle.dumps(work))
+        return self
+
+    def collect(self) -> list[Any]:
+        self.ran += 1
+        return [pickle.loads(pickle.dumps(self._work(pickle.loads(pickle.dumps(value))))) for value in self._values]
+
+
 @pytest.fixture
-def executor(broker, filesystem, monkeypatch) -> list[str]:
-    """Tasks run here, with clients of the broker's; what goes to a task and comes back is pickled. Returns its log."""
-    ran: list[str] = []
-
-    def publish(_spark: Any, item: Committable, identity: Identity, _files: LocalFileSystem) -> CommitOutcome:
-        ran.append(identity.transactional_id)
-        sent = pickle.loads(pickle.dumps((item, identity)))
-        answer = pickle.loads(pickle.dumps(shards.publish_in_task(*sent, filesystem, broker.publishers())))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(shards, "publish_in_executor", publish)
-    return ran
+def executor(broker, monkeypatch) -> Executor:
+    monkeypatch.setattr(transactions, "Publishers", broker.publishers)
+    return Executor(broker)
 
 
-def driver(broker: MemoryBroker, filesystem: LocalFileSystem, **more: Any) -> KafkaCommitter:
-    return committer(filesystem, broker.publishers(), spark=object(), **more)
+def driver(broker: MemoryBroker, filesystem: LocalFileSystem, executor: Executor, **more: Any) -> KafkaCommitter:
+    return committer(filesystem, broker.publishers(), spark=executor, **more)
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
@@ -73,7 +86,7 @@ def test_a_second_attempt_beside_a_slow_one_publishes_and_the_slow_one_can_not(b
 
     def other(at: str) -> None:
         if at == place:
-            outcomes.append(shards.publish_in_task(item, identity(1), filesystem, broker.publishers()))
+            outcomes.append(publish_in_task(item, identity(1), filesystem, broker.publishers()))
 
     slow = KafkaCommitter(CommitContext(filesystem=filesystem, failpoint=other), broker.publishers())
     with pytest.raises(Failed) as failed:
@@ -87,9 +100,9 @@ def test_an_attempt_after_one_whose_answer_was_lost_publishes_what_is_missing(br
     broker.markers["shop-0"] = Marker(LOG, 1)
     broker.fails(Step.COMMIT, "_TRANSPORT", applied=applied)
     item = part(filesystem, 1, 0, b"a")
-    lost = shards.publish_in_task(item, identity(0), filesystem, broker.publishers())
+    lost = publish_in_task(item, identity(0), filesystem, broker.publishers())
     assert isinstance(lost, Failed)
-    again = shards.publish_in_task(item, identity(0), filesystem, broker.publishers())
+    again = publish_in_task(item, identity(0), filesystem, broker.publishers())
     assert again is (CommitOutcome.ALREADY_DONE if applied else CommitOutcome.DONE)
     assert values(broker) == [b"a"]
 
@@ -97,7 +110,7 @@ def test_an_attempt_after_one_whose_answer_was_lost_publishes_what_is_missing(br
 def test_what_a_task_refuses_comes_back_as_the_error_it_is(broker, filesystem, executor):
     broker.markers["shop-0"] = Marker("another", 1)
     with pytest.raises(SinkIdentityConflict, match="was written by another log"):
-        driver(broker, filesystem).commit(part(filesystem, 1, 0, b"a"))
+        driver(broker, filesystem, executor).commit(part(filesystem, 1, 0, b"a"))
 
 
 # ---- the driver ------------------------------------------------------------------------------------------------------
@@ -110,21 +123,21 @@ def test_a_driver_whose_task_was_fenced_looks_at_the_log_before_it_sends_another
 
     broker.markers["shop-0"] = Marker(LOG, 1)
     broker.fails(Step.COMMIT, "_FENCED")
-    act, item = driver(broker, filesystem, check_owner=is_lost), part(filesystem, 1, 0, b"a")
+    act, item = driver(broker, filesystem, executor, check_owner=is_lost), part(filesystem, 1, 0, b"a")
     publisher = act._publishers.acquire(identity(0))  # as the writer of a run does
     with pytest.raises(CommitFailed, match="Another producer took this transactional id"):
         act.commit(item)
     with pytest.raises(GenerationFenced):
         act.commit(item)
-    assert executor == ["shop-0"], "no second task took the identity"
+    assert executor.ran == 1, "no second task took the identity"
     assert publisher.is_old
-    assert driver(broker, filesystem, check_owner=lambda: None).commit(item) is CommitOutcome.DONE
+    assert driver(broker, filesystem, executor, check_owner=lambda: None).commit(item) is CommitOutcome.DONE
 
 
 def test_after_a_task_the_driver_knows_that_the_marker_is_young_and_takes_the_identity_anew(
     broker, filesystem, executor
 ):
-    act = driver(broker, filesystem)
+    act = driver(broker, filesystem, executor)
     publisher = act._publishers.acquire(identity(0))
     broker.markers["shop-0"] = Marker(LOG, 1)
     assert act.commit(part(filesystem, 4, 0, b"a")) is CommitOutcome.DONE

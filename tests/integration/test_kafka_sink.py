@@ -25,9 +25,9 @@ from penstock.checkpoint.log import read_history
 from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.features import transaction_version
 from penstock.connectors.kafka.identity import Identity, Marker
+from penstock.connectors.kafka.producer import ClientFailure
 from penstock.connectors.kafka.records import OutputRecord
 from penstock.connectors.kafka.transactional import KafkaTransactions
-from penstock.connectors.kafka.transactions import ClientFailure
 from penstock.errors import InternalError, SinkIdentityConflict
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CommitOutcome
@@ -181,7 +181,7 @@ def test_the_pipeline_of_the_page_about_kafka_goes_from_kafka_to_kafka(spark, br
 
 ATTEMPT = """
 import pickle, sys
-from penstock.connectors.kafka.shards import publish_in_task
+from penstock.connectors.kafka.transactions import publish_in_task
 from penstock.filesystem.local import LocalFileSystem
 item, identity, root = pickle.loads(sys.stdin.buffer.read())
 print(publish_in_task(item, identity, LocalFileSystem(root)))

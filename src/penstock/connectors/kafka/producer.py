@@ -19,6 +19,25 @@ if TYPE_CHECKING:
 
 # ---- what errors mean ------------------------------------------------------------------------------------------------
 
+
+class ClientFailure(Exception):
+    """A call of a client failed.
+
+    Attributes:
+        code: the client's name of the error, such as ``_TIMED_OUT``.
+        retriable: the client says that the same call may be made again.
+    """
+
+    def __init__(self, code: str, message: str, *, retriable: bool = False) -> None:
+        super().__init__(code, message)  # the same arguments, so that it can be sent from an executor
+        self.code = code
+        self.message = message
+        self.retriable = retriable
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
 _LOGIN: Final = frozenset({"SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "_AUTHENTICATION", "_SSL"})
 _MEANINGS: Final[tuple[tuple[frozenset[str], str], ...]] = (
     (_LOGIN, "No secure connection ({cause}). Check security.protocol, ssl.* and sasl.* in options."),

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from penstock.connectors.kafka.client import ClientLog, Connection
 from penstock.connectors.kafka.cluster import new_client, require_client
 from penstock.connectors.kafka.identity import Marker
-from penstock.connectors.kafka.producer import client_arguments, producer_options
-from penstock.connectors.kafka.transactions import ClientFailure
+from penstock.connectors.kafka.producer import ClientFailure, client_arguments, producer_options
 
 if TYPE_CHECKING:
     from penstock.connectors.kafka.records import OutputRecord

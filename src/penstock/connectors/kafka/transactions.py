@@ -16,18 +16,22 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeAlias, TypeVar
 
 from penstock.clock import SystemClock
 from penstock.connectors.kafka.identity import Identity, Marker, Verdict, fits_run, foreign, judge, lost, younger
-from penstock.connectors.kafka.producer import is_lasting, sink_error
+from penstock.connectors.kafka.producer import ClientFailure, is_lasting, sink_error
 from penstock.connectors.kafka.records import OutputRecord, read_records
 from penstock.connectors.staging import require_staged, staged_tables
 from penstock.errors import CommitFailed, ConnectorError, PenstockError, SinkUnavailable
+from penstock.failpoints import failpoint
+from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CommitOutcome, output_names
+from penstock.interfaces.sink import CommitContext
+from penstock.spark import jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.clock import Clock, MonotonicTime
+    from penstock.filesystem.base import FileSystem
     from penstock.handles import Committable
-    from penstock.interfaces.sink import CommitContext
 
 log = logging.getLogger("penstock")
 T = TypeVar("T")
@@ -48,24 +52,6 @@ class Step(Enum):
     PRODUCE = "produce"
     MARK = "mark"
     COMMIT = "commit"
-
-
-class ClientFailure(Exception):
-    """A call of a client failed.
-
-    Attributes:
-        code: the client's name of the error, such as ``_TIMED_OUT``.
-        retriable: the client says that the same call may be made again.
-    """
-
-    def __init__(self, code: str, message: str, *, retriable: bool = False) -> None:
-        super().__init__(code, message)  # the same arguments, so that it can be sent from an executor
-        self.code = code
-        self.message = message
-        self.retriable = retriable
-
-    def __str__(self) -> str:
-        return f"{self.code}: {self.message}"
 
 
 class TransactionalClient(Protocol):
@@ -477,13 +463,26 @@ class KafkaCommitter:
             return self._publish(item, identity, producing)
 
     def _commit_in_executor(self, item: Committable, identity: Identity, spark: SparkSession) -> CommitOutcome:
-        from penstock.connectors.kafka.shards import publish_in_executor
+        """Publish in a job of one task, which reads the staged files itself.
 
+        A second attempt of the task, after the loss of an executor or beside a slow one, fences the first and reads
+        its marker. So it does not matter how often Spark runs it.
+        """
         context = self._context
+        root = context.filesystem.url("").removeprefix("file://")
         with self._holding(item, identity) as publisher, publisher.lent(context.check_owner), context.jobs(item.uid):
-            outcome = publish_in_executor(spark, item, identity, context.filesystem)
+            try:
+                task = spark.sparkContext.parallelize([LocalFileSystem(root)], 1)
+                (answer,) = task.map(lambda files: publish_in_task(item, identity, files)).collect()
+            except Exception as error:
+                if not jvm.is_spark_error(error):
+                    raise
+                msg = f"The task that publishes {output_names(item)} to {item.target} ended without an answer: {error}"
+                raise CommitFailed(msg, uid=item.uid) from error
+            if isinstance(answer, Exception):
+                raise answer
             publisher.wrote(Marker(identity.log_id, item.checkpoint + 1))
-            return outcome
+            return answer
 
     def publish_alone(self, item: Committable, identity: Identity) -> CommitOutcome:
         """Publish the staged records of a shard in a process that does nothing else under its identity.
@@ -599,3 +598,14 @@ def _raise(failed: Failed, item: Committable, identity: Identity) -> NoReturn:
         f"{failed.failure}). {why}It is tried again from the fence on."
     )
     raise CommitFailed(msg, uid=item.uid) from failed
+
+
+def publish_in_task(
+    item: Committable, identity: Identity, filesystem: FileSystem, publishers: Publishers | None = None
+) -> CommitOutcome | Exception:
+    """The outcome, or the error: a task that raised would be run again by Spark, before the driver looks at the log."""
+    context = CommitContext(filesystem=filesystem, failpoint=failpoint)
+    try:
+        return KafkaCommitter(context, publishers or Publishers()).publish_alone(item, identity)
+    except (Failed, PenstockError) as error:
+        return error

@@ -26,13 +26,11 @@ from penstock.connectors.receivers.http_admission import (
 from penstock.connectors.receivers.http_body import BodyReader, BodyRefused, DecodedBody, decompressed
 from penstock.connectors.receivers.http_server import ConnectionLimits, WebhookServer, tls_context
 from penstock.connectors.receivers.receiver import (
-    Receiver,
     ReceiverReader,
-    Store,
     block_limits,
     open_receiver,
 )
-from penstock.connectors.receivers.rows import RequestStore
+from penstock.connectors.receivers.rows import Receiver, RequestStore, Store
 from penstock.connectors.secrets import EnvironmentSecret, FileSecret, SecretRef, env, file
 from penstock.errors import GraphError, PenstockError
 from penstock.facts import Counted

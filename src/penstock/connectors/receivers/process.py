@@ -19,8 +19,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from penstock.connectors.receivers.receiver import Receiver, Store
-from penstock.connectors.receivers.rows import RowStore, TableWriter
+from penstock.connectors.receivers.rows import Receiver, RowStore, Store, TableWriter
 from penstock.errors import PenstockError, SourceUnavailable, sentence
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import copy
 import logging
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from penstock.clock import MonotonicTime, WallTime
 from penstock.connectors.receivers.batch_clock import BatchClock
 from penstock.connectors.receivers.blocks import BlockLimits, BlockWriter, decode_block, tick_of
-from penstock.connectors.receivers.rows import RequestStore, Rows, RowStore, fit
+from penstock.connectors.receivers.rows import Receiver, RequestStore, RowStore, Store, fit
 from penstock.connectors.receivers.unlogged import UnloggedBlocks
 from penstock.elements import ObservedMetrics
 from penstock.errors import GraphError, PenstockError, SourceUnavailable, StateIncompatible, sentence
@@ -37,53 +37,6 @@ if TYPE_CHECKING:
     from penstock.spark.arrow import ArrowSender
 
 log = logging.getLogger("penstock")
-
-# ---- what users write -----------------------------------------------------------------------------------------------
-
-
-class Store(Protocol):
-    """Where a receiver puts its rows. Safe to use from several threads."""
-
-    def store(self, rows: Rows) -> None:
-        """Take rows for the next block, without waiting for the disk. A crash may lose them."""
-        ...
-
-    def store_reliably(self, rows: Rows) -> None:
-        """Take rows, and return when they are durable: from then on they are never lost.
-
-        Raises:
-            PenstockError: they are not acknowledged. They may be read all the same: send them again.
-        """
-        ...
-
-
-class Receiver:
-    """Receives rows and stores them. Subclass it for a system that pushes data, or that cannot be read again.
-
-    Each attempt of the job runs a copy of the receiver, on a thread of its own. An exception out of ``on_start``
-    restarts the job by its restart strategy.
-
-    Example::
-
-        class Sensor(ps.receivers.Receiver):
-            def on_start(self, store):
-                self.port = serial.Serial("/dev/ttyUSB0")
-                for line in self.port:
-                    store.store([(line.decode(),)])
-
-            def on_stop(self):
-                self.port.close()
-
-        p.read("sensor", ps.receivers.Source(Sensor(), schema="value STRING"))
-    """
-
-    def on_start(self, store: Store) -> None:
-        """Receive rows until ``on_stop`` is called. Returning earlier is the end of the data: all windows close."""
-        raise NotImplementedError
-
-    def on_stop(self) -> None:
-        """Make ``on_start`` return, such as by closing what it reads from. It is called from another thread."""
-
 
 # ---- reading the blocks ----------------------------------------------------------------------------------------------
 

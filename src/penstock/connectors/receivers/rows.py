@@ -1,4 +1,4 @@
-"""Rows as users give them, turned into Arrow tables of the declared columns."""
+"""What users write: a receiver, and the rows that it stores, turned into Arrow tables of the declared columns."""
 
 from __future__ import annotations
 
@@ -16,6 +16,53 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = "Iterable[Mapping[str, Any] | Sequence[Any] | bytes | str] | pa.Table"
 """Rows as dictionaries by column, as tuples in the order of the columns, as text or bytes of the only one, or Arrow."""
+
+
+class Store(Protocol):
+    """Where a receiver puts its rows. Safe to use from several threads."""
+
+    def store(self, rows: Rows) -> None:
+        """Take rows for the next block, without waiting for the disk. A crash may lose them."""
+        ...
+
+    def store_reliably(self, rows: Rows) -> None:
+        """Take rows, and return when they are durable: from then on they are never lost.
+
+        Raises:
+            PenstockError: they are not acknowledged. They may be read all the same: send them again.
+        """
+        ...
+
+
+class Receiver:
+    """Receives rows and stores them. Subclass it for a system that pushes data, or that cannot be read again.
+
+    Each attempt of the job runs a copy of the receiver, on a thread of its own. An exception out of ``on_start``
+    restarts the job by its restart strategy.
+
+    Example::
+
+        class Sensor(ps.receivers.Receiver):
+            def on_start(self, store):
+                self.port = serial.Serial("/dev/ttyUSB0")
+                for line in self.port:
+                    store.store([(line.decode(),)])
+
+            def on_stop(self):
+                self.port.close()
+
+        p.read("sensor", ps.receivers.Source(Sensor(), schema="value STRING"))
+    """
+
+    def on_start(self, store: Store) -> None:
+        """Receive rows until ``on_stop`` is called. Returning earlier is the end of the data: all windows close."""
+        raise NotImplementedError
+
+    def on_stop(self) -> None:
+        """Make ``on_start`` return, such as by closing what it reads from. It is called from another thread."""
+
+
+# ---- rows to Arrow ---------------------------------------------------------------------------------------------------
 
 
 class TableWriter(Protocol):

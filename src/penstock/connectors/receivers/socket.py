@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from penstock.connectors.receivers.blocks import BlockLimits
-from penstock.connectors.receivers.receiver import Receiver, ReceiverReader, Store, block_limits, open_receiver
+from penstock.connectors.receivers.receiver import ReceiverReader, block_limits, open_receiver
+from penstock.connectors.receivers.rows import Receiver, Store
 from penstock.errors import GraphError, SourceUnavailable
 from penstock.facts import Counted
 from penstock.handles import RECEIVED, UNLOGGED, Guarantee, Position
