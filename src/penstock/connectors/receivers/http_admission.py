@@ -180,7 +180,7 @@ class RowRate:
     """Takes a number of rows a second, on average; a request is taken whole, and the next ones wait for it.
 
     >>> rate = RowRate(100, MonotonicTime(0))
-    >>> rate.take(250, MonotonicTime(0)), rate.wait(MonotonicTime(0)), rate.wait(MonotonicTime(1_500_000))
+    >>> rate.take(250, MonotonicTime(0)), rate.wait(MonotonicTime(0)), rate.wait(MonotonicTime(2_000_000))
     (None, 2, 0)
     """
 
