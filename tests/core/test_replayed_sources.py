@@ -60,9 +60,9 @@ def test_files_that_came_later_are_left_out(tmp_path):
     source = Source(tmp_path, format="text")
     end = Position(kind="files/1", detail={"done": {"a.txt": [4, 0], "gone.txt": [4, 0]}, "partial": None})
 
-    assert set(source.listing()) == {"a.txt", "b.txt"}
-    assert set(source.replayed(end).listing()) == {"a.txt"}
-    assert set(source.replayed(end).replayed(None).listing()) == {"a.txt", "b.txt"}
+    assert set(source.directory.listing()) == {"a.txt", "b.txt"}
+    assert set(source.replayed(end).directory.listing()) == {"a.txt"}
+    assert set(source.replayed(end).replayed(None).directory.listing()) == {"a.txt", "b.txt"}
 
 
 def test_offsets_end_where_the_other_run_has_ended_and_nothing_is_committed():

@@ -199,7 +199,7 @@ def input_folder(name: str, source: FilesSource) -> Finding:
         there = "is not a folder" if os.path.exists(source.path) else "is not there"
         return fail(name, f"{what}: {source.path} {there}", "make the folder, mount it, or correct the path")
     try:
-        listing = source.listing()
+        listing = source.directory.listing()
     except PenstockError as error:
         return fail(name, f"{what}: {error}", "fix that first: the job waits for it, and reads nothing")
     closed = sorted(file for file in listing if not os.access(os.path.join(source.path, file), os.R_OK))

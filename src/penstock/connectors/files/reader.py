@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from penstock.clock import MonotonicTime, SystemClock
+from penstock.clock import MonotonicTime
 from penstock.connectors.files.directory import bytes_per_row, inode, require_readable, require_unchanged, signature
 from penstock.connectors.files.header import frame_by_names
 from penstock.connectors.files.listing import (
@@ -22,8 +22,9 @@ from penstock.connectors.files.listing import (
     unread_files,
 )
 from penstock.connectors.files.partitions import with_partitions
-from penstock.connectors.files.ranges import frame_of
+from penstock.connectors.files.ranges import FileFormat, frame_of
 from penstock.connectors.files.remover import MOST_AT_ONCE, FileRemover
+from penstock.connectors.files.watched import WALL, WatchedDirectory
 from penstock.facts import SourceLag
 from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, Until
 
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     from penstock.clock import WallTime
-    from penstock.connectors.files.source import Source
     from penstock.handles import CheckpointId, Position
     from penstock.interfaces.source import PollResult, ReadLimit, SourceContext
 
@@ -43,46 +44,74 @@ _SPARK_LISTS: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 """Spark's setting: the most paths that it lists without running a job."""
 _PAUSE_PER_FILE: Final = 20
 """Microseconds of pause for each listed file: listing it takes a few, and should not be most of the reader's work."""
-WALL: Final = SystemClock()
-"""Files have the times of the machine, also in a test that gives the job a clock of its own."""
 _LAG_EVERY: Final = 1_000_000
 """Microseconds between two reports of the lag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileReading:
+    """How the files of a directory are read.
+
+    Attributes:
+        content: what is in them.
+        schema: their columns.
+        partitions: the columns that folders name, if there are any.
+        bounded: whether only files count that were there at the first start.
+        max_files_per_batch: most files of a batch.
+        split_bytes: larger files are read in cuts of that size.
+        poll_interval_ms: shortest time between two looks for new files.
+    """
+
+    content: FileFormat
+    schema: StructType
+    partitions: StructType | None
+    bounded: bool
+    max_files_per_batch: int | None
+    split_bytes: int
+    poll_interval_ms: int
 
 
 class FilesReader:
     """Reads a directory from a position on. Made by ``Source.open``."""
 
-    def __init__(self, source: Source, context: SourceContext, position: FilesPosition, *, is_fresh: bool) -> None:
-        self._source = source
+    def __init__(
+        self,
+        directory: WatchedDirectory,
+        reading: FileReading,
+        context: SourceContext,
+        position: FilesPosition,
+        *,
+        is_fresh: bool,
+    ) -> None:
+        self._directory = directory
+        self._reading = reading
         self._spark = context.spark
-        self._schema = source.data_schema(context.spark)
-        self._partitions = source.partition_schema(context.spark)
-        self._has_end = source.bounded or context.until is Until.CAUGHT_UP
-        self._interval = self._pause = source.poll_interval_ms * 1000
+        self._has_end = reading.bounded or context.until is Until.CAUGHT_UP
+        self._interval = self._pause = reading.poll_interval_ms * 1000
         self._rescan_at: MonotonicTime | None = None
         self._wake_at: MonotonicTime | None = None
         self._to_verify: dict[str, FileSlice] = {}
         self._uid, self._report = context.uid, context.report
         self._lag_at: MonotonicTime | None = None
-        removal = source.removal
+        removal = directory.removal
         self._remover = FileRemover(removal, context.uid) if removal.way is not None else None
         self._resume(position, context.uid, is_fresh=is_fresh)
 
     def _resume(self, position: FilesPosition, uid: str, *, is_fresh: bool) -> None:
-        if not self._source.bounded:  # the position may be that of an earlier, bounded run
+        if not self._reading.bounded:  # the position may be that of an earlier, bounded run
             position = replace(position, remaining=None)
         if self._remover is not None:
-            self._source.require_record(position, inode(self._source.path))
+            self._directory.require_record(position, inode(self._directory.path))
             position = self._remover.resume(position, is_fresh=is_fresh)
-        look = self._source.look(position)
+        look = self._directory.look(position)
         for warning in look.warnings:  # while it runs none is logged: a feed may empty its folder
             log.warning("source %s: %s", uid, warning)
         self._position = look.position
-        if self._source.bounded and self._position.remaining is None:
-            self._position = replace(self._position, remaining=dict(self._source.unread(look.files, self._position)))
+        if self._reading.bounded and self._position.remaining is None:
+            self._position = replace(self._position, remaining=dict(self._directory.unread(look.files, self._position)))
         remaining = self._position.remaining
         self._unread = (
-            self._source.unread(look.files, self._position)
+            self._directory.unread(look.files, self._position)
             if remaining is None
             else unread_files(remaining, self._position)
         )
@@ -104,22 +133,22 @@ class FilesReader:
             if not self._unread or self._rescan_at is None or now >= self._rescan_at:
                 self._rescan(now)
         planned = self._plan(limits)
-        if not self._source.bounded and self._has_changed(planned):
+        if not self._reading.bounded and self._has_changed(planned):
             self._rescan(now)  # a file that was listed but not yet planned may change or disappear
             planned = self._plan(limits)
         if planned.slices:
             return self._take(planned)
         if self._has_end:
-            return Ended() if self._source.bounded else CaughtUp()
+            return Ended() if self._reading.bounded else CaughtUp()
         self._wake_at = MonotonicTime(now + self._pause)
         return NoData(wake_at=self._wake_at)
 
     def _rescan(self, now: MonotonicTime) -> None:
-        look = self._source.look(self._position)
+        look = self._directory.look(self._position)
         listing, self._position = look.files, look.position
         if self._has_end:  # no new files; one that changed before it was planned is read as it is now
             listing = {name: listing[name] for name, _ in self._unread if name in listing}
-        self._unread = self._source.unread(listing, self._position)
+        self._unread = self._directory.unread(listing, self._position)
         self._pause = max(self._interval, _PAUSE_PER_FILE * len(listing))
         self._rescan_at = MonotonicTime(now + self._pause)
         self._wake_at = None
@@ -142,16 +171,16 @@ class FilesReader:
         )
 
     def _plan(self, limits: ReadLimit) -> PlannedFiles:
-        source, most = self._source, limits.bytes
+        reading, most = self._reading, limits.bytes
         if limits.rows is not None and (next_file := self._next_file()) is not None:
-            row_bytes = bytes_per_row(os.path.join(source.path, next_file), source.content.format)
+            row_bytes = bytes_per_row(os.path.join(self._directory.path, next_file), reading.content.format)
             if row_bytes is not None:
                 estimate = int(limits.rows * row_bytes)
                 most = estimate if most is None else min(estimate, most)
         spark_lists = int(self._spark.conf.get(_SPARK_LISTS, "32") or 32)
-        files = min(source.max_files_per_batch or spark_lists, spark_lists)
+        files = min(reading.max_files_per_batch or spark_lists, spark_lists)
         file_limits = FileLimits(
-            files=files, bytes=most, split_bytes=source.split_bytes, can_cut=source.content.can_cut
+            files=files, bytes=most, split_bytes=reading.split_bytes, can_cut=reading.content.can_cut
         )
         return plan_next(self._position, self._unread, file_limits)
 
@@ -164,7 +193,9 @@ class FilesReader:
         """Whether a planned file is not as it was listed. The partly read one is checked later, as an error."""
         if self._position.partial is not None:
             return False
-        return any(signature(os.path.join(self._source.path, part.name)) != part.signature for part in planned.slices)
+        return any(
+            signature(os.path.join(self._directory.path, part.name)) != part.signature for part in planned.slices
+        )
 
     def _take(self, planned: PlannedFiles) -> PlannedBatch:
         slices = planned.slices
@@ -180,8 +211,8 @@ class FilesReader:
         )
 
     def _require_unchanged(self, slices: Sequence[FileSlice]) -> None:
-        when = "was listed at the first start" if self._source.bounded else "was planned"
-        require_unchanged(self._source.path, slices, when)
+        when = "was listed at the first start" if self._reading.bounded else "was planned"
+        require_unchanged(self._directory.path, slices, when)
 
     def frame(self, plan: object) -> DataFrame:
         """A lazy frame of the plan's rows.
@@ -192,14 +223,14 @@ class FilesReader:
         """
         slices = cast("Sequence[FileSlice]", plan)
         self._require_unchanged(slices)
-        require_readable(self._source.path, slices)
+        require_readable(self._directory.path, slices)
         try:
-            content, root = self._source.content, self._source.path
-            reading = replace(content, with_file=content.with_file or self._partitions is not None)
+            content, root = self._reading.content, self._directory.path
+            reading = replace(content, with_file=content.with_file or self._reading.partitions is not None)
             make = frame_by_names if content.by_name else frame_of
-            frame = make(self._spark, root, slices, reading, self._schema)
-            if self._partitions is not None:
-                frame = with_partitions(frame, root, self._partitions, with_file=content.with_file)
+            frame = make(self._spark, root, slices, reading, self._reading.schema)
+            if self._reading.partitions is not None:
+                frame = with_partitions(frame, root, self._reading.partitions, with_file=content.with_file)
         finally:
             # Spark has looked at the files in between: this check proves that it saw what was planned.
             self._require_unchanged(slices)
@@ -212,7 +243,7 @@ class FilesReader:
             SourceChanged: a file planned since the last call exists, but has changed.
             SourceUnavailable: another source removes files of the same directory.
         """
-        root, slices = self._source.path, self._to_verify.values()
+        root, slices = self._directory.path, self._to_verify.values()
         self._require_unchanged([part for part in slices if signature(os.path.join(root, part.name)) is not None])
         self._to_verify.clear()
         if self._remover is not None:

@@ -9,25 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.clock import parse_duration
 from penstock.connectors.files.arguments import archive_of, check_content, check_encoding, check_multi_line, taken
-from penstock.connectors.files.directory import inode, require_directory, scan, signature
+from penstock.connectors.files.directory import require_directory
 from penstock.connectors.files.listing import (
     KIND,
-    FileSignature,
     FilesPosition,
-    all_gone,
     backlog,
     decode,
-    folder_replaced,
-    has_lost_all,
-    only_whole,
     ordered,
-    reconcile,
-    unread_files,
 )
 from penstock.connectors.files.partitions import with_columns
 from penstock.connectors.files.ranges import FileFormat, check_parquet_schema, parquet_schema
-from penstock.connectors.files.reader import WALL, FilesReader
-from penstock.connectors.files.removal import Removal, found_at_start, has_lost_record, record_lost
+from penstock.connectors.files.reader import FileReading, FilesReader
+from penstock.connectors.files.removal import Removal, found_at_start
+from penstock.connectors.files.watched import WatchedDirectory
 from penstock.errors import GraphError
 from penstock.formats import text
 from penstock.handles import Guarantee
@@ -41,21 +35,6 @@ if TYPE_CHECKING:
 
     from penstock.handles import Position
     from penstock.interfaces.source import SourceContext
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """A directory at one moment.
-
-    Attributes:
-        files: those that there are.
-        position: the position, moved on to them.
-        warnings: what may be wrong with the directory.
-    """
-
-    files: Mapping[str, FileSignature]
-    position: FilesPosition
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, init=False)
@@ -253,7 +232,7 @@ class Source:
         if self.taken is not None:
             return self.taken
         require_directory(self.path)
-        files = ordered(self._scan())
+        files = ordered(self.directory.scan())
         if not files:
             msg = f"{self.describe()} has no file to take the columns from. Give schema=, or put a file there first."
             raise GraphError(msg)
@@ -294,7 +273,17 @@ class Source:
         columns: Any = None if source.taken is None else source.taken.jsonValue()
         if self.after_read is None:
             position = found_at_start(self.removal, None if resume is None else position).position
-        return FilesReader(source, context, replace(position, columns=columns), is_fresh=resume is None)
+        reading = FileReading(
+            content=source.content,
+            schema=source.data_schema(context.spark),
+            partitions=source.partition_schema(context.spark),
+            bounded=source.bounded,
+            max_files_per_batch=source.max_files_per_batch,
+            split_bytes=source.split_bytes,
+            poll_interval_ms=source.poll_interval_ms,
+        )
+        position = replace(position, columns=columns)
+        return FilesReader(source.directory, reading, context, position, is_fresh=resume is None)
 
     def check_rows(self, position: Position) -> None:
         """Check, before a start changes anything, that no file was removed or changed too early.
@@ -305,7 +294,7 @@ class Source:
             SourceUnavailable: the directory is missing, or is another one without the files that were read.
         """
         if position.kind == KIND:
-            self.look(found_at_start(self.removal, decode(position)).position)
+            self.directory.look(found_at_start(self.removal, decode(position)).position)
 
     def backlog(self, resume: Position | None) -> Backlog:
         """The unread files, and their bytes.
@@ -320,51 +309,15 @@ class Source:
             require_directory(self.path)
         removed = found_at_start(self.removal, None if resume is None else decode(resume))
         position = removed.position
-        look = self.look(position if self.bounded else replace(position, remaining=None))
-        files, size = backlog(look.files, look.position, bounded=self.bounded, newest_ns=self._newest_ns)
+        directory = self.directory
+        look = directory.look(position if self.bounded else replace(position, remaining=None))
+        files, size = backlog(look.files, look.position, bounded=self.bounded, newest_ns=directory.newest_ns)
         again = [*removed.back.values()]
         return Backlog(
             files=files + len(again),
             bytes=size + sum(each.size for each in again),
             warnings=(*removed.warnings, *look.warnings),
         )
-
-    def look(self, position: FilesPosition) -> Look:
-        """The directory as it is now, and the position after it was listed.
-
-        Raises:
-            GraphError: a file is partly read that can only be read wholly.
-            SourceUnavailable: the directory is missing, or is another one without the files that were read.
-            SourceChanged: a file that was read, or partly read, has changed.
-        """
-        partial = position.partial
-        if partial is not None and not self.content.can_cut(partial.name):
-            raise only_whole(partial.name)
-        files = self.listing()
-        folder = inode(self.path)
-        warnings = []
-        self.require_record(position, folder)
-        if not self.may_be_emptied and has_lost_all(files, position):
-            if position.folder not in (None, folder) and not self._has_record_of(position):
-                raise folder_replaced(self.path, position)
-            warnings.append(f"{all_gone(self.path, position)}. Those that come back unchanged are not read again.")
-        after = reconcile(files, position, lambda name: signature(os.path.join(self.path, name)) is not None)
-        return Look(files=files, position=replace(after, folder=folder), warnings=tuple(warnings))
-
-    def require_record(self, position: FilesPosition, folder: int) -> None:
-        """Check that a directory from which this source removed files is still the same one.
-
-        Raises:
-            SourceUnavailable: it is another one, without the record of these files.
-        """
-        is_other = not self.may_be_emptied and position.folder not in (None, folder)
-        if is_other and has_lost_record(self.removal, position):
-            raise record_lost(self.removal)
-
-    def _has_record_of(self, position: FilesPosition) -> bool:
-        """Whether the directory has the record of files that this source removed from it: then it is mounted."""
-        record = self.removal.record() if position.lineage is not None else None
-        return record is not None and record.lineage == position.lineage
 
     @property
     def removal(self) -> Removal:
@@ -373,21 +326,18 @@ class Source:
         return Removal(root=self.path, way=self.after_read, archive=self.archive, key=key)
 
     @property
-    def _newest_ns(self) -> int | None:
-        """Files that were modified later may still be written; ``None`` is no limit."""
-        return (WALL.wall() - self.min_age) * 1_000 if self.min_age else None
-
-    def unread(self, files: Mapping[str, FileSignature], position: FilesPosition) -> list[tuple[str, FileSignature]]:
-        """The files that are to be read, in order: they are old enough."""
-        return unread_files(files, position, newest_ns=self._newest_ns)
-
-    def listing(self) -> dict[str, FileSignature]:
-        """The files that exist now; of a replayed source only those that are to be replayed."""
-        files, end = self._scan(), self.end
-        return files if end is None else {name: found for name, found in files.items() if end.has_read(name, found)}
-
-    def _scan(self) -> dict[str, FileSignature]:
-        return scan(self.path, pattern=self.pattern, recursive=self.recursive)
+    def directory(self) -> WatchedDirectory:
+        """Where the files are, and which of them count."""
+        return WatchedDirectory(
+            path=self.path,
+            pattern=self.pattern,
+            recursive=self.recursive,
+            min_age=self.min_age,
+            may_be_emptied=self.may_be_emptied,
+            end=self.end,
+            removal=self.removal,
+            can_cut=self.content.can_cut,
+        )
 
     def replayed(self, end: Position | None) -> Source:
         """The same files; if ``end`` is given, only those that were read at that position.
