@@ -340,10 +340,11 @@ class JsonDecoder:
         >>> decoder.decode_lines(b'{"id": 1}\n{"id": 2}').to_pylist(), decoder.decode_lines(b'{"id": 1}\n')
         ([{'id': 1}, {'id': 2}], None)
         """
-        if not _lines_can_be_read(text):
+        rows = _readable_lines(text)
+        if not rows:
             return None
         try:
-            records, exact = self._read_exactly(text + b"\n", text.count(b"\n") + 1)
+            records, exact = self._read_exactly(text + b"\n", rows)
         except pa.ArrowInvalid:
             return None
         return records if exact is None else None
@@ -488,15 +489,19 @@ def _can_be_read(values: Sequence[bytes | None]) -> bool:
     return _is_utf8(joined)
 
 
-def _lines_can_be_read(text: bytes) -> bool:
-    """Whether these lines can be read together, and none of them is long: what ``_can_be_read`` asks of values."""
-    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+def _readable_lines(text: bytes) -> int:
+    """The number of lines, if they can be read together and none is long (as ``_can_be_read`` asks); 0 if not."""
+    data = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(data == ord("\n"))
     bounds = np.concatenate(([-1], ends, [len(text)]))
     if len(bounds) > _MAX_LINES or np.diff(bounds).max() > _MAX_DEPTH:
-        return False
-    if text[:1] != b"{" or text[-1:] != b"}" or text.count(b"}\n{") != len(ends):
-        return False
-    return b"\0" not in text and not _has_bare_word(text) and _is_utf8(text)
+        return 0
+    if text[:1] != b"{" or text[-1:] != b"}":
+        return 0
+    if (data[ends - 1] != ord("}")).any() or (data[ends + 1] != ord("{")).any():
+        return 0
+    is_sound = b"\0" not in text and not _has_bare_word(text) and _is_utf8(text)
+    return len(ends) + 1 if is_sound else 0
 
 
 def _has_bare_word(text: bytes) -> bool:
