@@ -24,6 +24,7 @@ OWN = {
     "admin/dead_letter_replay.py": ("deadletter replay",),
     "admin/dead_letters.py": ("deadletter show", "deadletter replay"),
     "admin/doctor.py": ("doctor",),
+    "admin/doctor_kafka.py": ("doctor",),
     "admin/plan_document.py": ("run",),
     "admin/shadow_pipeline.py": ("shadow",),
     "admin/start_plan.py": ("run", "plan"),

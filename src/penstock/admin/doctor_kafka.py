@@ -131,7 +131,7 @@ def version_found(name: str, version: int | None, least: int) -> Finding:
             name, "no broker tells its transaction.version", "see that it is 2, with kafka-features.sh describe"
         )
     if version < least:
-        fix = "run kafka-features.sh upgrade --feature transaction.version=2, or set least_transaction_version"
+        fix = "raise it to 2 with kafka-features.sh, or set least_transaction_version in the sink"
         return fail(name, f"transaction.version is {version}, and the sink needs {least}", fix)
     return ok(name, f"transaction.version {version}")
 

@@ -129,7 +129,8 @@ class CommitQueue:
         uid, shard, checkpoint = returned.uid, returned.shard, returned.checkpoint
         queue = self._queues.get((uid, shard))
         if queue is None or not queue.is_running or queue.items[0].checkpoint != checkpoint:
-            msg = f"No commit of '{uid}' (shard {shard}) for checkpoint {checkpoint} is under way."
+            of = f", shard {shard}," if shard else ""
+            msg = f"No commit of '{uid}'{of} for checkpoint {checkpoint} is under way."
             raise InternalError(msg)
         queue.is_running = False
         if returned.outcome in {CommitOutcome.RETRY, CommitOutcome.UNKNOWN}:

@@ -15,12 +15,16 @@ from penstock.graph.nodes import Read, Write
 from penstock.handles import split_replays
 from penstock.interfaces.sink import ChecksLog, CommitContext
 from penstock.interfaces.source import ChecksRows, KnowsEnd, SupportsBacklog
-from penstock.job.received_rows import refuse_shared_folder, refuse_unread_rows
+from penstock.job.received_rows import (
+    refuse_shared_folder,
+    refuse_unread_rows,
+    restored_anyway,
+    restored_manifest,
+)
 from penstock.job.start import DeclaredSteps, StartOptions, check_timezone, resolve_start
 from penstock.runtime.source_task import rows_after_end
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.export import Import
     from penstock.checkpoint.history import History
     from penstock.clock import WallTime
@@ -61,13 +65,10 @@ def decide_start(
     resolved = resolve_start(start, history, job=graph.name, at=at, generation=generation)
     require_log(history, filesystem)
     if not start.allow_non_restored_state:
-        anyhow = resolved.copy()
-        anyhow["allow_non_restored_state"], anyhow["rename"] = True, {}
-        bare = decide_recovery(history, (), at=at, **anyhow)
         uids = {step.uid for step in declared.steps} | start.rename.keys()
-        refuse_unread_rows(filesystem, history, _restored_manifest(bare, history), uids)
+        refuse_unread_rows(filesystem, history, restored_anyway(history, resolved, at=at), uids)
     recovery = decide_recovery(history, declared.steps, resolver=declared.resolver, at=at, **resolved)
-    refuse_shared_folder(history, _restored_manifest(recovery, history), {step.uid for step in declared.steps})
+    refuse_shared_folder(history, restored_manifest(recovery, history), {step.uid for step in declared.steps})
     _require_export(recovery.bring)
     sinks = {node.uid: node.sink for node in graph.nodes if isinstance(node, Write)}
     check_open(recovery.commit, CommitContext(filesystem=filesystem, job=graph.name, sinks=sinks))
@@ -77,15 +78,8 @@ def decide_start(
         if isinstance(node, Read):
             _refuse_missing_rows(node, recovery.snapshots.get(node.uid))
             _refuse_rows_after_end(node, recovery.snapshots.get(node.uid))
-    check_timezone(_restored_manifest(recovery, history), zone)
+    check_timezone(restored_manifest(recovery, history), zone)
     return recovery
-
-
-def _restored_manifest(recovery: Recovery, history: History) -> Manifest | None:
-    """The checkpoint that a recovery restores, also if it is not imported yet; ``None`` for an empty start."""
-    if recovery.bring is not None:
-        return recovery.bring.manifest
-    return None if recovery.restored is None else history.manifests[recovery.restored][1]
 
 
 def refusal(decide: Callable[[], object]) -> PenstockError | None:

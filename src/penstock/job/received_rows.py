@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import paths
 from penstock.checkpoint.received import SEAL, folder_of, recorded, recorded_positions
+from penstock.checkpoint.recovery import decide_recovery
 from penstock.checkpoint.request_keys import split_keys
 from penstock.connectors.receivers.blocks import decode_block
 from penstock.errors import CheckpointUnreadable, StateIncompatible
@@ -15,8 +16,29 @@ from penstock.errors import CheckpointUnreadable, StateIncompatible
 if TYPE_CHECKING:
     from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import History
+    from penstock.checkpoint.recovery import Recovery
+    from penstock.clock import WallTime
     from penstock.filesystem.base import FileSystem
     from penstock.handles import BlockId
+
+
+def restored_manifest(recovery: Recovery, history: History) -> Manifest | None:
+    """The checkpoint that a recovery restores, also if it is not imported yet; ``None`` for an empty start."""
+    if recovery.bring is not None:
+        return recovery.bring.manifest
+    return None if recovery.restored is None else history.manifests[recovery.restored][1]
+
+
+def restored_anyway(history: History, resolved: Mapping[str, Any], *, at: WallTime) -> Manifest | None:
+    """The checkpoint that a start restores, whatever its pipeline is.
+
+    Args:
+        history: of the job's log.
+        resolved: the options of the start, as ``decide_recovery`` takes them.
+        at: the present time.
+    """
+    anyhow: dict[str, Any] = {**resolved, "allow_non_restored_state": True, "rename": {}}
+    return restored_manifest(decide_recovery(history, (), at=at, **anyhow), history)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
