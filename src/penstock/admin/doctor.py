@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.admin.doctor_checks import (
     Finding,
+    Status,
     fail,
     find_java,
     java_of,
@@ -155,8 +156,10 @@ def _brokers(servers: str | None, graph: Graph | None, announce: Callable[[str],
             yield from look_at_brokers(node.source.servers, options=node.source.options, topics=node.source.topics)
         if isinstance(node, Write) and isinstance(node.sink, KafkaSink):
             announce(f"asking {node.sink.servers}")
-            yield from look_at_brokers(node.sink.servers, options=node.sink.options, topics=(node.sink.topic,))
-            yield from look_at_transactions(node.sink)
+            found = list(look_at_brokers(node.sink.servers, options=node.sink.options, topics=(node.sink.topic,)))
+            yield from found
+            if not any(each.status is Status.FAIL for each in found):  # or they would be asked in vain once more
+                yield from look_at_transactions(node.sink)
 
 
 def _own_session() -> Iterator[Finding]:

@@ -112,10 +112,8 @@ def look_at_transactions(sink: Sink) -> Iterator[Finding]:
     name = f"transactions of {identities[0].transactional_id}"
     try:
         admin = _admin(sink.connection, [])
-        brokers, allowed = (
-            _broker_settings(admin),
-            _allowed(admin, sink.topic, [each.transactional_id for each in identities]),
-        )
+        brokers = _broker_settings(admin)
+        allowed = _allowed(admin, sink.topic, [each.transactional_id for each in identities])
     except (PenstockError, confluent_kafka.KafkaException):
         return  # the line about the brokers says why
     yield version_found(name, transaction_version(sink.connection), sink.least_transaction_version)
