@@ -28,7 +28,6 @@ from penstock.connectors.receivers.http_server import ConnectionLimits, WebhookS
 from penstock.connectors.receivers.receiver import (
     ReceiverReader,
     block_limits,
-    open_receiver,
 )
 from penstock.connectors.receivers.rows import Receiver, RequestStore, Store
 from penstock.connectors.secrets import EnvironmentSecret, FileSecret, SecretRef, env, file
@@ -465,7 +464,7 @@ class Source:
             context.report(Counted(task=context.uid, name=name, amount=amount))
 
         receiver = WebhookReceiver(self, context.uid, decoder.in_zone("UTC"), context.resources, count)
-        return open_receiver(context, receiver, self.schema(context.spark), self.limits, resume, keys=self.keys)
+        return ReceiverReader(context, receiver, self.schema(context.spark), self.limits, resume, keys=self.keys)
 
     def describe(self) -> str:
         """The address, for people."""

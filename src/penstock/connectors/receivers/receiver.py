@@ -334,20 +334,6 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def open_receiver(
-    context: SourceContext,
-    receiver: Receiver,
-    schema: StructType,
-    limits: BlockLimits,
-    resume: Position | None,
-    *,
-    durable: bool = True,
-    keys: KeyLimits | None = None,
-) -> ReceiverReader:
-    """The reader of a source that receives rows; it runs the receiver as its own."""
-    return ReceiverReader(context, receiver, schema, limits, resume, durable=durable, keys=keys)
-
-
 def block_limits(
     *, block_interval_ms: int, block_bytes: int, max_backlog_rows: int, max_backlog_bytes: int
 ) -> BlockLimits:
@@ -464,7 +450,7 @@ class Source:
             from penstock.connectors.receivers.process import ChildProcess
 
             receiver = ChildProcess(receiver, arrow_schema(schema))
-        return open_receiver(context, receiver, schema, self.limits, resume, durable=self.durable)
+        return ReceiverReader(context, receiver, schema, self.limits, resume, durable=self.durable)
 
     def describe(self) -> str:
         """The receiver's class, for people."""

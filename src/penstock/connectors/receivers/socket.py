@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from penstock.connectors.receivers.blocks import BlockLimits
-from penstock.connectors.receivers.receiver import ReceiverReader, block_limits, open_receiver
+from penstock.connectors.receivers.receiver import ReceiverReader, block_limits
 from penstock.connectors.receivers.rows import Receiver, Store
 from penstock.errors import GraphError, SourceUnavailable
 from penstock.facts import Counted
@@ -316,7 +316,7 @@ class Source:
 
         receiver = SocketReceiver(self, count)
         schema = self.schema(context.spark)
-        return open_receiver(context, receiver, schema, self._limits(), resume, durable=self.durable)
+        return ReceiverReader(context, receiver, schema, self._limits(), resume, durable=self.durable)
 
     def describe(self) -> str:
         """The address, for people."""
