@@ -190,6 +190,12 @@ def entries(home: Path, job: str = "torture") -> int:
     return max((int(name.partition(".")[0]) for name in names), default=-1)
 
 
+def executors(driver: Driver) -> list[psutil.Process]:
+    """The executors of a driver in a local cluster."""
+    below = [each for each in driver.jvm().children(recursive=True) if each.name() == "java"]
+    return [each for each in below if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline())]
+
+
 def stragglers(home: Path) -> list[psutil.Process]:
     """Processes that belong to drivers of this folder and still live."""
     return [each for each in psutil.process_iter() if _is_of(each, home)]

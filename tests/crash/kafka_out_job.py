@@ -14,7 +14,10 @@ from crash.kafka_job import SERVERS, SHOWN, TOPIC
 from crash.torture_pipeline import SCHEMA
 from penstock.connectors.kafka.transactions import Producing, Step
 
-OUTPUTS = ("out", "late", "bad")
+OUTPUTS = {"out": "totals-out", "late": "late-out", "bad": "bad-out"}
+"""The ends of the topics' names, and the uid of the sink of each."""
+
+SHARDS = "TORTURE_SHARDS"
 
 
 def topic_of(output: str) -> str:
@@ -24,7 +27,8 @@ def topic_of(output: str) -> str:
 
 def sink(output: str, **more: object) -> ps.kafka.Sink:
     topic = topic_of(output)
-    return ps.kafka.Sink(servers=os.environ[SERVERS], topic=topic, transactional_id_prefix=topic, **more)  # type: ignore[arg-type]
+    more |= {"shards": int(os.environ.get(SHARDS, "1")), "transactional_id_prefix": topic}
+    return ps.kafka.Sink(servers=os.environ[SERVERS], topic=topic, **more)  # type: ignore[arg-type]
 
 
 @ps.pipeline("torture")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crash.driver import Driver, all_gone
+from crash.driver import Driver, all_gone, executors
 from crash.input_files import InputFiles
 from crash.verdict import judge
 from crash.waiting import until
@@ -30,11 +30,6 @@ def after_its_restart(driver):
     """What it said since it began again by itself."""
     _, began_again, said = driver.said.partition("restoring from checkpoint")
     return said if began_again else ""
-
-
-def executors(driver):
-    below = [each for each in driver.jvm().children(recursive=True) if each.name() == "java"]
-    return [each for each in below if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline())]
 
 
 def test_a_job_whose_executor_was_killed_goes_on_from_durable_layers_and_loses_nothing(tmp_path):
