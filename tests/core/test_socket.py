@@ -216,6 +216,16 @@ def test_a_refused_connection_is_tried_again(server):
     assert "3 times in a row" in str(running.error)
 
 
+def test_a_server_that_stays_away_fills_no_log(server, caplog):
+    port = server.port
+    server.close()
+
+    Running(port, max_attempts=40, retry_delay_ms=1).ended()
+
+    said = [each.message for each in caplog.records if "connecting again" in each.message]
+    assert len(said) == 6  # after 1, 2, 4, 8, 16 and 32 attempts
+
+
 @pytest.mark.mission("L5")
 def test_a_server_that_comes_late_is_found():
     first = Server()

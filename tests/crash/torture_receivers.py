@@ -124,11 +124,11 @@ class Torture:
 
     def finish(self) -> None:
         """Let all clients come to their ends, and the job read all that it has."""
-        last = self.driver()
+        last = self.driver("--checkpoint-every", "200ms", "--stop-timeout", "2min")
         self.clients.finish()
         self.client.stop()
         self.lines.stop()
-        assert last.stop() == 0, last.tail()
+        assert last.stop(150) == 0, last.tail()
         rest = self.driver("--until", "caught-up")
         assert rest.wait(START) == 0, rest.tail()
 

@@ -134,9 +134,10 @@ class SocketReceiver(Receiver):
                     return  # the server has ended the stream
                 msg = f"{source.describe()}: {why}, {attempts} times in a row. Is the server there?"
                 raise SourceUnavailable(msg)
-            log.warning(
-                "%s: %s; connecting again in %d ms", source.describe(), why or "it ended", source.retry_delay_ms
-            )
+            if attempts & (attempts - 1) == 0:  # the first, 2nd, 4th, …: a server that stays away fills no log
+                log.warning(
+                    "%s: %s; connecting again in %d ms", source.describe(), why or "it ended", source.retry_delay_ms
+                )
             self._stopped.wait(source.retry_delay_ms / 1_000)
 
     def on_stop(self) -> None:
