@@ -49,6 +49,8 @@ if os.environ.get("HOOK_EARLY"):
 if os.environ.get("CLEANED_EARLY"):
 
     def newest(history: received.History, uid: str) -> BlockId | None:
+        if not history.restorable:
+            return None
         manifest = history.restorable[max(history.restorable)]
         position = received.recorded(manifest, uid, history.log_id)
         return None if position is None else position.next
