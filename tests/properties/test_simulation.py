@@ -81,6 +81,7 @@ def test_no_early_seed_breaks_an_invariant(first: int, end: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.mission("D10", "S10", "S27", "S32", "L16", "L19", "L20", "L22", "L23")
 def test_no_seed_breaks_an_invariant() -> None:
     seen: Counter[str] = Counter()
