@@ -6,7 +6,8 @@ import socket
 from contextlib import suppress
 from dataclasses import replace
 
-from penstock.checkpoint import received
+from penstock.checkpoint import paths, received
+from penstock.checkpoint.merged_blocks import BlockFiles, BlockFolder, BlockMerger, encode_merged
 from penstock.checkpoint.received import ReceivedBlocks
 from penstock.connectors.receivers import receiver
 from penstock.connectors.receivers import socket as socket_source
@@ -23,6 +24,8 @@ from planted.bug import bug
 # ---- the log: found by a simulation of its own -----------------------------------------------------------------------
 
 SEEDS = "properties/test_received.py::test_G5_no_seed_loses_or_repeats_an_acknowledged_row"
+
+MERGING = "properties/test_received.py::test_G5_no_story_loses_or_repeats_a_row_of_blocks_that_are_merged"
 
 
 def without_the_second_lock(put):
@@ -111,6 +114,60 @@ def _(put):
             return BlockId(self._log.generation, self._next)
 
     put(ReceivedBlocks, "write", writing)
+
+
+@bug("G5-merged-unsynced", "blocks go although their merged file may not be durable", core=MERGING, blind=True)
+def _(put):
+    real = BlockMerger._merge
+
+    def merge(self, blocks):
+        try:
+            real(self, blocks)
+        except StorageFailed:
+            for block in blocks:
+                self._filesystem.delete(paths.block(self._folder, block))
+
+    put(BlockMerger, "_merge", merge)
+
+
+@bug("G5-merged-moved", "blocks go before their merged file is written", core=MERGING, blind=True)
+def _(put):
+    def merge(self, blocks):
+        contents = [self._filesystem.read(paths.block(self._folder, block)) for block in blocks]
+        for block in blocks:
+            self._filesystem.delete(paths.block(self._folder, block))
+        with suppress(UnknownOutcome):
+            self._filesystem.create(paths.merged_blocks(self._folder, blocks[0], blocks[-1]), encode_merged(contents))
+
+    put(BlockMerger, "_merge", merge)
+
+
+@bug("G5-merged-twice", "a block in a merged file and in one of its own is read twice", core=MERGING, blind=True)
+def _(put):
+    real = ReceivedBlocks.adopt
+
+    def adopt(self, *arguments):
+        found = real(self, *arguments)
+        twice = {block for file in self._files.list().merged for block in file.blocks}
+        again = [block for block in found.blocks if block in twice and self._filesystem.read(self.place(block))]
+        return replace(found, blocks=(*found.blocks, *again))
+
+    put(ReceivedBlocks, "adopt", adopt)
+
+
+@bug("G5-merged-not-listed", "a block that was merged since the folder was listed is missed", core=MERGING, blind=True)
+def _(put):
+    def read(self, block):
+        data = self._filesystem.read(paths.block(self._folder, block))
+        return data if data is not None else self._read_merged(block)
+
+    put(BlockFiles, "read", read)
+
+
+@bug("G5-merged-not-counted", "blocks in merged files are not adopted", core=MERGING, blind=True)
+def _(put):
+    real = BlockFolder.of
+    put(BlockFolder, "of", lambda listed: real(path for path in listed if not path.endswith(".blocks")))
 
 
 # ---- rows of the mission: each is found by the test of its row -------------------------------------------------------

@@ -15,6 +15,7 @@ from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Manifest
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import OwnedLog, Sleep, backoff
+from penstock.checkpoint.merged_blocks import MERGED_BLOCKS, BlockFiles, BlockMerger
 from penstock.checkpoint.request_keys import RequestKeys, split_keys, with_keys
 from penstock.errors import CheckpointUnreadable, GenerationFenced, StateIncompatible, StorageFailed, sentence
 from penstock.failpoints import failpoint
@@ -258,18 +259,30 @@ class ReceivedBlocks:
         log: the log under our claim.
         filesystem: rooted at the job's directory.
         pause: waits before a seal of unknown outcome is written again.
+        merge_at: so many small blocks become one file.
     """
 
-    def __init__(self, uid: str, log: OwnedLog, filesystem: FileSystem, pause: Sleep) -> None:
-        self._uid = self._folder = uid
+    def __init__(
+        self, uid: str, log: OwnedLog, filesystem: FileSystem, pause: Sleep, *, merge_at: int = MERGED_BLOCKS
+    ) -> None:
+        self._uid = uid
         self._log = log
         self._filesystem = filesystem
         self._pause = pause
+        self._merge_at = merge_at
+        self._open_folder(uid)
         self._next = 0
         self._start = BlockId(log.generation, 0)
         self._start_row = 0
         self._broken: str | None = None
         self._keys: RequestKeys | None = None
+
+    def _open_folder(self, folder: str) -> None:
+        self._folder = folder
+        self._files = BlockFiles(folder, self._filesystem)
+        self._merger = BlockMerger(
+            folder, self._log.generation, self._filesystem, self._log.refuse_if_claimed, self._merge_at
+        )
 
     # ---- a start -----------------------------------------------------------------------------------------------------
 
@@ -283,10 +296,10 @@ class ReceivedBlocks:
         """
         history = self._log.history
         position = None if resume is None else self._resumed(resume)
-        self._folder = folder_of(history, self._uid) if position is None else position.uid
+        self._open_folder(folder_of(history, self._uid) if position is None else position.uid)
         start = low_mark(history, self._folder) if position is None else position.next
         self._filesystem.remove_temporary(f"{paths.WAL}/{self._folder}")
-        found = self._found()
+        found = self._files.list().blocks
         below = sealed_below(history, self._folder)
         generations = generations_to_seal(
             known_claims(history), {block.generation for block in found}, self._log.generation
@@ -316,10 +329,6 @@ class ReceivedBlocks:
             )
             raise StateIncompatible(msg, uid=self._uid)
         return position
-
-    def _found(self) -> frozenset[BlockId]:
-        blocks = (paths.block_id(path) for path in self._filesystem.list(f"{paths.WAL}/{self._folder}"))
-        return frozenset(block for block in blocks if block is not None)
 
     def _seal(self, generation: Generation, found: frozenset[BlockId], *, is_sealed: bool) -> SealedGeneration:
         """Take the number after the last block of a generation, unless a seal has it."""
@@ -360,8 +369,9 @@ class ReceivedBlocks:
             raise StorageFailed(self._broken, uid=self._uid)
         block = BlockId(self._log.generation, self._next)
         failpoint("received.block.before")
+        content = with_keys(data, keys)
         try:
-            created = self._filesystem.create(self.place(block), with_keys(data, keys))
+            created = self._filesystem.create(self.place(block), content)
         except UnknownOutcome as error:
             self._broken = (
                 f"Whether {self.place(block)} is durable is not known: {sentence(error)} Its rows were not "
@@ -371,6 +381,7 @@ class ReceivedBlocks:
         if created is Created.EXISTS:
             self._broken = f"{self.place(block)} was written by another process: this job was taken over."
             raise GenerationFenced(self._broken, uid=self._uid)
+        self._merger.add(len(content))
         self._next += 1
         if self._keys is not None:
             self._keys.add(block, keys)
@@ -404,9 +415,9 @@ class ReceivedBlocks:
         """The content of a block, without keys.
 
         Raises:
-            CheckpointUnreadable: it is missing, or its keys are damaged.
+            CheckpointUnreadable: it is missing, or its keys or the merged file that holds it are damaged.
         """
-        data = self._filesystem.read(self.place(block))
+        data = self._files.read(block)
         if data is None:
             msg = f"{self.place(block)} is missing: rows in it were acknowledged. Restore the file from a copy."
             raise CheckpointUnreadable(msg, uid=self._uid)
@@ -429,7 +440,7 @@ class ReceivedBlocks:
         return paths.block(self._folder, BlockId(generation, number))
 
     def clean(self) -> int:
-        """Delete the blocks that every restorable checkpoint is past; returns their number.
+        """Delete the blocks that every restorable checkpoint is past; returns the number of files. Merge small ones.
 
         Raises:
             GenerationFenced: another process owns the job.
@@ -443,12 +454,15 @@ class ReceivedBlocks:
             covered = self._keys.save()
             low = low if low is None else min(low, covered)
             copied = self._keys.merged()
-        doomed = removable(self._found(), low)
+        folder = self._files.list()
+        doomed = folder.whole(frozenset(removable(folder.blocks, low)))
         if doomed or copied:
             self._log.refuse_if_claimed()
-        for block in doomed:
+        for file in doomed:
             failpoint("received.clean.before")
-            self._filesystem.delete(self.place(block))
+            self._filesystem.delete(file.path)
         for path in copied:
             self._filesystem.delete(path)
+        is_own = low is not None and low.generation == self._log.generation
+        self._merger.merge(kept=low.number if low is not None and is_own else 0)
         return len(doomed)

@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import Final
 
 from penstock.checkpoint import paths
+from penstock.checkpoint.merged_blocks import BlockFiles, BlockFolder
 from penstock.errors import CheckpointUnreadable, StorageFailed
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
@@ -206,13 +207,14 @@ class RequestKeys:
                 self._files.append(_KeyFile(file, keys))
                 covered = max(covered, until)
         self._files.sort(key=lambda each: each.id)
-        blocks = sorted(block for block in map(paths.block_id, listed) if block is not None and block >= covered)
+        blocks = sorted(block for block in BlockFolder.of(listed).blocks if block >= covered)
+        files = BlockFiles(self._uid, self._filesystem)
         for block in blocks:
-            content = self._filesystem.read(place := paths.block(self._uid, block))
+            content = files.read(block)
             if content is None:
                 return False
             if content != seal:
-                self._unsaved += split_keys(content, place)[1]
+                self._unsaved += split_keys(content, paths.block(self._uid, block))[1]
         self._new_blocks = len(blocks)
         self._saved = covered
         self._covered = BlockId(self._generation, 0)

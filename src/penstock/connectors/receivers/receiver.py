@@ -257,7 +257,7 @@ class ReceiverReader:
         try:
             self._blocks.clean()
         except PenstockError as error:
-            log.warning("blocks of source %s could not be deleted: %s", self._uid, error)
+            log.warning("blocks of source %s could not be deleted or merged: %s", self._uid, error)
 
     def close(self) -> None:
         """Stop the receiver; what it has stored is written, and read by the next start."""
