@@ -1,7 +1,7 @@
 """Small blocks of received rows in one file: which are merged, what the file holds, and where each block lies (G5).
 
 Only the process that wrote blocks merges them. A merged file holds the bytes of consecutive blocks of one generation
-as they were: numbers, positions, checksums and keys of requests stay. The blocks' own files go only after it is durable.
+as they were: numbers, positions, checksums and keys of requests stay. The blocks' own files go after it is durable.
 """
 
 from __future__ import annotations
@@ -258,6 +258,10 @@ class BlockMerger:
     def add(self, size: int) -> None:
         """Know the bytes of the next block, which is durable."""
         self._sizes.append(size)
+
+    def skip(self, first: int) -> None:
+        """Leave the blocks before a number as they are: another process wrote them. Before the first ``add``."""
+        self._first = first
 
     def merge(self, kept: int) -> None:
         """Merge the small blocks from the number ``kept`` on, but for the newest block.

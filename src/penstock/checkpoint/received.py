@@ -117,6 +117,14 @@ def folder_of(history: History, uid: str) -> str:
     return uid
 
 
+def named_folders(history: History) -> frozenset[str]:
+    """The folders of blocks that a position in the log names."""
+    manifests = (manifest for _, manifest in history.manifests.values())
+    return frozenset(
+        position.uid for manifest in manifests for _, position in recorded_positions(manifest, history.log_id)
+    )
+
+
 # ---- decisions ------------------------------------------------------------------------------------------------------
 
 
@@ -306,6 +314,12 @@ class ReceivedBlocks:
         )
         sealed = [self._seal(each, found, is_sealed=each < below) for each in generations]
         failpoint("received.sealed")
+        imported = sorted(block.number for block in found if block.generation == self._log.generation)
+        if imported:  # nobody else writes under our claim: an import has copied them, and we go on behind them
+            self._next = imported[-1] + 1
+            self._merger.skip(self._next)
+            own = SealedGeneration(generation=self._log.generation, numbers=tuple(imported), end=self._next)
+            sealed.append(own)
         blocks = adopt(sealed, start, place=self.place)
         if keys is not None:  # after sealing: no older process can add one any more
             self._keys = RequestKeys(self._folder, self._log.generation, self._filesystem, keys)
@@ -323,9 +337,8 @@ class ReceivedBlocks:
         position = ReceivedPosition.decode(resume)
         if position.log_id != self._log.log_id:
             msg = (
-                f"The position is one of blocks that were received in another state directory (log {position.log_id}). "
-                "Received rows do not travel with an export. Read them there to their end, and give the source another "
-                "uid here."
+                f"The position is one of blocks that were received in another state directory (log {position.log_id}), "
+                "and the export does not hold them. Export the checkpoint once more with this version of penstock."
             )
             raise StateIncompatible(msg, uid=self._uid)
         return position
