@@ -299,6 +299,7 @@ class ReceivedBlocks:
 
         Raises:
             CheckpointUnreadable: a block is missing, or a file of keys is damaged.
+            GenerationFenced: a successor has sealed our own generation meanwhile.
             StateIncompatible: the position belongs to other blocks.
             StorageFailed: a seal cannot be written.
         """
@@ -314,12 +315,8 @@ class ReceivedBlocks:
         )
         sealed = [self._seal(each, found, is_sealed=each < below) for each in generations]
         failpoint("received.sealed")
-        imported = sorted(block.number for block in found if block.generation == self._log.generation)
-        if imported:  # nobody else writes under our claim: an import has copied them, and we go on behind them
-            self._next = imported[-1] + 1
-            self._merger.skip(self._next)
-            own = SealedGeneration(generation=self._log.generation, numbers=tuple(imported), end=self._next)
-            sealed.append(own)
+        if (imported := self._imported(found)) is not None:
+            sealed.append(imported)
         blocks = adopt(sealed, start, place=self.place)
         if keys is not None:  # after sealing: no older process can add one any more
             self._keys = RequestKeys(self._folder, self._log.generation, self._filesystem, keys)
@@ -332,6 +329,19 @@ class ReceivedBlocks:
             served=0 if position is None else position.tick,
             floor=newest_tick(history, self._folder),
         )
+
+    def _imported(self, found: frozenset[BlockId]) -> SealedGeneration | None:
+        """The blocks that an import has put into our own generation, if there are some: we write on behind them."""
+        own = self._log.generation
+        numbers = sorted(block.number for block in found if block.generation == own)
+        if not numbers:
+            return None
+        if self._files.read(BlockId(own, numbers[-1])) == SEAL:
+            msg = f"{self._path(own, numbers[-1])} is a seal: this job was taken over while it started."
+            raise GenerationFenced(msg, uid=self._uid)
+        self._next = numbers[-1] + 1
+        self._merger.skip(self._next)
+        return SealedGeneration(generation=own, numbers=tuple(numbers), end=self._next)
 
     def _resumed(self, resume: Position) -> ReceivedPosition:
         position = ReceivedPosition.decode(resume)
