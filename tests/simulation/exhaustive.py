@@ -84,7 +84,7 @@ LARGER = (
     "1 zombie 1 rewind",
     "1 zombie 1 discard",
     "1 received 1 pin",
-    "1 received 1 rewind",
+    "1 received 1 rewind 2 retained",
     "1 received 1 crash 1 unknown",
     "1 received 1 zombie",
     "1 received 1 zombie 1 crash",

@@ -97,7 +97,7 @@ def test_windows_by_event_time_are_the_same_after_an_hour_of_missed_ticks(
     spark: SparkSession, tmp_path: Path, missed: str
 ) -> None:
     out = ps.memory.Sink()
-    noon = 1_800_000_000
+    noon = 1_700_000_000
 
     @ps.pipeline("windows")
     def pipeline(p: ps.Pipeline) -> None:
