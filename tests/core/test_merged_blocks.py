@@ -7,7 +7,7 @@ from core.checkpoint_values import CLAIM, log_on
 from core.test_received import at, checkpoint, owner, past, place
 from core.test_request_keys import LIMITS, key
 from penstock.admin.received import read_received, skip_block, unreadable_block
-from penstock.admin.verify import Fault, verify
+from penstock.admin.verify import Fault, broken_blocks, verify
 from penstock.checkpoint.merged_blocks import (
     MERGED_BYTES,
     BlockFiles,
@@ -218,6 +218,13 @@ def test_status_and_a_start_without_the_source_count_the_rows_of_merged_files(st
 
     assert (kept.blocks, kept.unread_bytes) == (4, kept.bytes)
     assert [each.rows for each in unread_rows(stopped.filesystem, history, None, ())] == [8]
+
+
+def test_verify_does_not_miss_a_block_that_was_merged_since_the_folder_was_listed(stopped):
+    listed = [path for path in stopped.filesystem.list("wal") if not path.endswith(".blocks")]
+
+    assert list(broken_blocks(stopped.filesystem, stopped.read(), listed, quick=True)) == []
+    assert list(broken_blocks(stopped.filesystem, stopped.read(), listed, quick=False)) == []
 
 
 def test_verify_finds_a_damaged_block_in_a_merged_file_and_a_skip_replaces_it_alone(stopped):

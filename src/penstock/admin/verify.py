@@ -209,8 +209,10 @@ def broken_blocks(
                 savepoints=tuple(sorted(pin.name for pin in history.pins.values())),
             )
     for uid, folder in folders_of(listed).items():
-        low = low_mark(history, uid)
+        low, files = low_mark(history, uid), BlockFiles(uid, filesystem)
         for block in missing(folder.blocks, low):
+            if _is_there(files, block):
+                continue  # it was merged since the folder was listed
             message = "is not there; its rows were acknowledged"
             yield _broken_block(history, uid, paths.block(uid, block), block, Fault.MISSING, message)
         if quick:
@@ -221,18 +223,23 @@ def broken_blocks(
             if (low is None or file.last >= low) and _is_merged_damaged(filesystem, file):
                 unknown |= set(file.blocks) - {each.first for each in folder.files if each.first == each.last}
                 yield _broken_block(history, uid, file.path, file.last, Fault.CONTENT, message)
-        files = BlockFiles(uid, filesystem)
         for block in sorted(folder.blocks - unknown):
             if (low is None or block >= low) and _is_damaged(files, block, path := paths.block(uid, block)):
                 yield _broken_block(history, uid, path, block, Fault.CONTENT, message)
 
 
-def _is_damaged(files: BlockFiles, block: BlockId, path: str) -> bool:
-    data = files.read(block)
-    if data is None or data == SEAL:
-        return False  # deleted since, or a seal
+def _is_there(files: BlockFiles, block: BlockId) -> bool:
     try:
-        decode_block(split_keys(data, path)[0], path)
+        return files.read(block) is not None
+    except CheckpointUnreadable:
+        return True  # damaged
+
+
+def _is_damaged(files: BlockFiles, block: BlockId, path: str) -> bool:
+    try:
+        data = files.read(block)
+        if data is not None and data != SEAL:  # neither deleted since, nor a seal
+            decode_block(split_keys(data, path)[0], path)
     except CheckpointUnreadable:
         return True
     return False
