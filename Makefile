@@ -74,11 +74,11 @@ test-core: $(INSTALLED) ## the tests that need no JVM: seconds
 mission: $(INSTALLED) ## which tests prove which behaviour, and the gaps; REQUIRE=D1,D4 fails if one of these has none
 	@$(BIN)/python tools/mission.py $(if $(REQUIRE),--require $(REQUIRE))
 
-torture: $(INSTALLED) ## SEEDS=10000 stories of crashes, zombies and lost answers from FIRST=1 on, simulated; WATCHED=1
-	@cd tests && ../$(BIN)/python -m simulation.run torture $(or $(SEEDS),1000) --first $(or $(FIRST),1) $(if $(WATCHED),--watched)
+torture: $(INSTALLED) ## SEEDS=10000 stories of crashes, zombies and lost answers from FIRST=1 on, simulated; WATCHED=1, RECEIVED=1
+	@cd tests && ../$(BIN)/python -m simulation.run torture $(or $(SEEDS),1000) --first $(or $(FIRST),1) $(if $(WATCHED),--watched) $(if $(RECEIVED),--received)
 
-replay: $(INSTALLED) ## tell the story of one simulated SEED, step by step; WATCHED=1 if it was found so
-	@cd tests && ../$(BIN)/python -m simulation.run replay $(SEED) $(if $(WATCHED),--watched)
+replay: $(INSTALLED) ## tell the story of one simulated SEED, step by step; WATCHED=1, RECEIVED=1 if it was found so
+	@cd tests && ../$(BIN)/python -m simulation.run replay $(SEED) $(if $(WATCHED),--watched) $(if $(RECEIVED),--received)
 
 exhaust: $(INSTALLED) ## every schedule of small simulated worlds; larger ones for SECONDS_EACH=60
 	@cd tests && ../$(BIN)/python -m simulation.exhaustive $(or $(SECONDS_EACH),60)

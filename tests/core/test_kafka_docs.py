@@ -51,5 +51,5 @@ def test_what_the_page_says_of_a_sink_is_so():
     assert [each.transactional_id for each in sink.identities_in("log")] == ["shop-0"]
     assert transactional._DEFAULTS["transaction.timeout.ms"] == 5 * 60_000
     assert "`transaction.timeout.ms`, five minutes" in text
-    assert transactions._RENEW_AFTER == 10 * 60_000_000
+    assert transactions.RENEW_AFTER == 10 * 60_000_000
     assert "writes its marker again every ten minutes" in text

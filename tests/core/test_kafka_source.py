@@ -98,9 +98,9 @@ def test_a_batch_is_capped_by_the_job_and_by_the_source():
         ({"commit_interval": "0s"}, "commit_interval '0s' is too short"),
         ({"gone_after": 5}, "gone_after 5 is not a length of time"),
         ({"discover_every": "now"}, "discover_every 'now'"),
-        ({"max_rows_per_batch": 0}, "max_rows_per_batch is 0"),
-        ({"max_bytes_per_batch": True}, "max_bytes_per_batch is True"),
-        ({"max_bytes_per_batch": "1 MB"}, "max_bytes_per_batch is '1 MB'"),
+        ({"max_rows_per_batch": 0}, "max_rows_per_batch=0 is not possible"),
+        ({"max_bytes_per_batch": True}, "max_bytes_per_batch=True is not possible"),
+        ({"max_bytes_per_batch": "1 MB"}, "max_bytes_per_batch='1 MB' is not possible"),
         ({"warn_stalled_after": "2 minutes"}, "Make none shorter than the previous one"),
         ({"options": {3: "x"}}, "Option 3 is not named by text"),
         (

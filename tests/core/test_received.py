@@ -137,6 +137,14 @@ def test_the_sealed_generations_that_checkpoints_record_are_not_read_again(files
     assert place(at(0, 0)) not in [each.path for each in filesystem.operations]
 
 
+def test_G5_a_driver_that_was_taken_over_before_it_has_adopted_reads_no_seal_as_a_block(filesystem):
+    slow = received(filesystem)
+    received(filesystem).adopt(None)
+
+    with pytest.raises(GenerationFenced, match="is a seal"):
+        slow.adopt(None)
+
+
 @pytest.mark.parametrize(
     ("claimed", "found", "expected"), [((), (), ()), ((3,), (), (3,)), ((), (4,), (4,)), ((1, 9), (1, 9, 12), (1,))]
 )

@@ -4,13 +4,14 @@ import os
 import signal
 import socket
 import threading
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructType
 
 from core.receivers_kit import PATIENCE, Job, ask, attempts, rows
-from penstock.connectors.receivers import Receiver, Source
+from penstock.connectors.receivers import Receiver, Source, process
 from penstock.errors import SourceUnavailable
 from penstock.interfaces.source import Ended, PlannedBatch
 from penstock.testing.filesystem import MemoryFileSystem
@@ -131,3 +132,14 @@ def test_a_child_that_does_not_stop_is_killed(job, monkeypatch):
     reader.close()
 
     assert child.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_a_caller_is_told_whatever_keeps_its_rows_from_being_stored():
+    answers = []
+    channel = SimpleNamespace(send=lambda *answer: answers.append(answer))
+
+    process._store_reliably(store=None, channel=channel, number=3, data=b"no rows in Arrow")
+
+    [(kind, number, reason)] = answers
+    assert (kind, number) == (process._REFUSED, 3)
+    assert b"could not be stored" in reason

@@ -13,6 +13,7 @@ import penstock as ps
 from core import receivers_kit
 from core.receivers_kit import Job, Server, ask, attempts, numbered, read, rows
 from core.runtime_fakes import Clock, NotingShell, drained, output_to
+from penstock.checkpoint.received import SEAL
 from penstock.clock import SystemClock
 from penstock.elements import Barrier, CheckpointKind
 from penstock.errors import PenstockError, StorageFailed
@@ -268,6 +269,13 @@ def test_S24(job):
     for number, position in enumerate(positions):
         other.reader.close()
         assert read(other.open(position)) == numbered(*range(min(2 * number, 7), 7))
+    kept = [path for path in other.blocks if other.filesystem.read(path) != SEAL]
+    other.filesystem.fail("create", StorageFailed("The disk is full."), path="log/*")
+    with pytest.raises(StorageFailed):
+        other.checkpoint(0)
+    assert set(kept) <= set(other.blocks), "what could not be recorded as read is kept"
+    other.reader.close()
+    assert read(other.open()) == numbered(*range(7))
     other.close()
 
 

@@ -39,7 +39,7 @@ class Running:
         self.bad = []
         self.kept = Kept()
         self.error = None
-        self.receiver = SocketReceiver(Source("127.0.0.1", port, **options), self.bad.append)
+        self.receiver = SocketReceiver(Source("127.0.0.1", port, **options), lambda _name, bad: self.bad.append(bad))
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 

@@ -15,7 +15,8 @@ Plant = Callable[[Callable[[Any, str, Any], None]], None]
 class Bug:
     """A rule, what is done instead, and which core tests are asked if the simulation does not find it.
 
-    ``blind``: the simulation has nothing that could find it.
+    ``blind``: the simulation has nothing that could find it. ``receives``: it is looked for in stories of a source that
+    is given its rows.
     """
 
     name: str
@@ -24,15 +25,16 @@ class Bug:
     core: str = ""
     note: str = ""
     blind: bool = False
+    receives: bool = False
 
 
 BUGS: dict[str, Bug] = {}
 INHERITED = object()
 
 
-def bug(name: str, what: str, *, core: str = "", note: str = "", blind: bool = False) -> Callable[[Plant], Plant]:
+def bug(name: str, what: str, **more: Any) -> Callable[[Plant], Plant]:
     def register(plant: Plant) -> Plant:
-        BUGS[name] = Bug(name=name, what=what, plant=plant, core=core, note=note, blind=blind)
+        BUGS[name] = Bug(name=name, what=what, plant=plant, **more)
         return plant
 
     return register

@@ -6,8 +6,10 @@ import socket
 from contextlib import suppress
 from dataclasses import replace
 
-from penstock.checkpoint import received
+from penstock.checkpoint import paths, received, request_keys
+from penstock.checkpoint.merged_blocks import BlockFiles, BlockFolder, BlockMerger, encode_merged
 from penstock.checkpoint.received import ReceivedBlocks
+from penstock.checkpoint.request_keys import RequestKeys, with_keys
 from penstock.connectors.receivers import receiver
 from penstock.connectors.receivers import socket as socket_source
 from penstock.connectors.receivers.batch_clock import BatchClock
@@ -24,6 +26,10 @@ from planted.bug import bug
 
 SEEDS = "properties/test_received.py::test_G5_no_seed_loses_or_repeats_an_acknowledged_row"
 
+MERGING = "properties/test_received.py::test_G5_no_story_loses_or_repeats_a_row_of_blocks_that_are_merged"
+
+KEYS = "core/test_request_keys.py"
+
 
 def without_the_second_lock(put):
     """The log is not asked before rows are acknowledged: the seal alone keeps an older process out."""
@@ -34,7 +40,7 @@ def without_the_second_lock(put):
     "G5-unsealed",
     "nothing is sealed, so that the names of adopted blocks are not durable either",
     core=SEEDS,
-    blind=True,
+    receives=True,
 )
 def _(put):
     def seal(self, generation, found, *, is_sealed):
@@ -44,28 +50,28 @@ def _(put):
     put(ReceivedBlocks, "_seal", seal)
 
 
-@bug("G5-seal-deleted", "a seal is deleted with the blocks before it", core=SEEDS, blind=True)
+@bug("G5-seal-deleted", "a seal is deleted with the blocks before it", core=SEEDS, receives=True)
 def _(put):
     without_the_second_lock(put)
     put(received, "removable", lambda found, low: tuple(sorted(b for b in found if low is not None and b < low)))
 
 
-@bug("G5-folder-unchecked", "a writer whose number is taken goes on at the next", core=SEEDS, blind=True)
+@bug("G5-folder-unchecked", "a writer whose number is taken goes on at the next", core=SEEDS, receives=True)
 def _(put):
     without_the_second_lock(put)
 
-    def write(self, data):
+    def write(self, data, keys=()):
         while True:
             block = BlockId(self._log.generation, self._next)
             self._next += 1
             with suppress(UnknownOutcome):
-                if self._filesystem.create(self.place(block), data) is Created.CREATED:
+                if self._filesystem.create(self.place(block), with_keys(data, keys)) is Created.CREATED:
                     return block
 
     put(ReceivedBlocks, "write", write)
 
 
-@bug("G5-no-folder-no-seal", "a generation without a folder is not sealed", core=SEEDS, blind=True)
+@bug("G5-no-folder-no-seal", "a generation without a folder is not sealed", core=SEEDS, receives=True)
 def _(put):
     without_the_second_lock(put)
     put(received, "generations_to_seal", lambda _claimed, found, own: tuple(sorted(g for g in found if g < own)))
@@ -75,12 +81,12 @@ def _(put):
 def _(put):
     write = ReceivedBlocks.write
 
-    def writing(self, data):
+    def writing(self, data, keys=()):
         try:
-            return write(self, data)
+            return write(self, data, keys)
         except StorageFailed as error:
-            block = BlockId(self._log.generation, self._next)
-            if isinstance(error.__cause__, UnknownOutcome) and self._filesystem.read(self.place(block)) == data:
+            block, content = BlockId(self._log.generation, self._next), with_keys(data, keys)
+            if isinstance(error.__cause__, UnknownOutcome) and self._filesystem.read(self.place(block)) == content:
                 self._next += 1
                 return block
             raise
@@ -88,7 +94,7 @@ def _(put):
     put(ReceivedBlocks, "write", writing)
 
 
-@bug("G5-cleaned-at-newest", "blocks are deleted when the newest checkpoint is past them", core=SEEDS, blind=True)
+@bug("G5-cleaned-at-newest", "blocks are deleted when the newest checkpoint is past them", core=SEEDS, receives=True)
 def _(put):
     def low(history, uid):
         manifest = history.restore_point
@@ -98,19 +104,88 @@ def _(put):
     put(received, "low_mark", low)
 
 
-@bug("G5-acknowledged-early", "rows are acknowledged before their block is durable", core=SEEDS, blind=True)
+@bug("G5-acknowledged-early", "rows are acknowledged before their block is durable", core=SEEDS, receives=True)
 def _(put):
     write = ReceivedBlocks.write
 
-    def writing(self, data):
+    def writing(self, data, keys=()):
         try:
-            return write(self, data)
+            return write(self, data, keys)
         except GenerationFenced:
             raise
         except PenstockError:
             return BlockId(self._log.generation, self._next)
 
     put(ReceivedBlocks, "write", writing)
+
+
+@bug("G5-merged-unsynced", "blocks go although their merged file may not be durable", core=MERGING, blind=True)
+def _(put):
+    real = BlockMerger._merge
+
+    def merge(self, blocks):
+        try:
+            real(self, blocks)
+        except StorageFailed:
+            for block in blocks:
+                self._filesystem.delete(paths.block(self._folder, block))
+
+    put(BlockMerger, "_merge", merge)
+
+
+@bug("G5-merged-moved", "blocks go before their merged file is written", core=MERGING, blind=True)
+def _(put):
+    def merge(self, blocks):
+        contents = [self._filesystem.read(paths.block(self._folder, block)) for block in blocks]
+        for block in blocks:
+            self._filesystem.delete(paths.block(self._folder, block))
+        with suppress(UnknownOutcome):
+            self._filesystem.create(paths.merged_blocks(self._folder, blocks[0], blocks[-1]), encode_merged(contents))
+
+    put(BlockMerger, "_merge", merge)
+
+
+@bug("G5-merged-twice", "a block in a merged file and in one of its own is read twice", core=MERGING, receives=True)
+def _(put):
+    real = ReceivedBlocks.adopt
+
+    def adopt(self, *arguments):
+        found = real(self, *arguments)
+        twice = {block for file in self._files.list().merged for block in file.blocks}
+        again = [block for block in found.blocks if block in twice and self._filesystem.read(self.place(block))]
+        return replace(found, blocks=(*found.blocks, *again))
+
+    put(ReceivedBlocks, "adopt", adopt)
+
+
+@bug(
+    "G5-merged-not-listed",
+    "a block that was merged since the folder was listed is missed",
+    core=MERGING,
+    receives=True,
+)
+def _(put):
+    def read(self, block):
+        data = self._filesystem.read(paths.block(self._folder, block))
+        return data if data is not None else self._read_merged(block)
+
+    put(BlockFiles, "read", read)
+
+
+@bug("G5-merged-not-counted", "blocks in merged files are not adopted", core=MERGING, receives=True)
+def _(put):
+    real = BlockFolder.of
+    put(BlockFolder, "of", lambda listed: real(path for path in listed if not path.endswith(".blocks")))
+
+
+@bug("G5-keys-lost", "keys go with the blocks that hold them", core=KEYS, receives=True)
+def _(put):
+    put(RequestKeys, "save", lambda self: self._covered)
+
+
+@bug("G5-keys-of-blocks-forgotten", "a start reads files of keys, and not the keys in blocks", core=KEYS, receives=True)
+def _(put):
+    put(request_keys, "split_keys", lambda content, _place: (content, ()))
 
 
 # ---- rows of the mission: each is found by the test of its row -------------------------------------------------------

@@ -47,7 +47,7 @@ def by_simulation(name: str, seeds: int, seconds: float) -> tuple[str, int]:
     with planted(name):
         for seed in range(1, seeds + 1):
             try:
-                Scenario(seed).run()
+                Scenario(seed, receives=BUGS[name].receives).run()
             except Exception as error:
                 what = str(error).split(":")[0] if isinstance(error, AssertionError) else type(error).__name__
                 return f"seed {seed}: {what}", seed

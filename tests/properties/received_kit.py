@@ -19,12 +19,15 @@ from penstock.checkpoint.history import History
 from penstock.checkpoint.log import Log, OwnedLog
 from penstock.checkpoint.received import ReceivedBlocks
 from penstock.checkpoint.recovery import plan_rewind
-from penstock.errors import PenstockError
+from penstock.errors import CheckpointUnreadable, PenstockError
 from penstock.filesystem.base import Created, UnknownOutcome
 from penstock.handles import BlockId, TaskSnapshot
 from penstock.testing.filesystem import MemoryFileSystem
 
 UID, RENAMED = "in", "renamed"
+MERGE_AT = 2
+"""So many blocks become one file here."""
+FAULTS = ("answer lost", "lands late", "folder not synced")
 STEPS = (StepRecord(uid=UID, role=StepRole.SOURCE, kind="received/1"),)
 Act = tuple[Any, ...]
 
@@ -44,12 +47,15 @@ class Disk(MemoryFileSystem):
         self.on_their_way: list[tuple[str, bytes]] = []
 
     def _do(self, name: str, path: str, act: Callable[[], Any]) -> Any:
-        if self.meanwhile is not None and path.startswith("wal"):
-            self.at -= 1
-            if self.at < 0:
-                act_of_other, self.meanwhile = self.meanwhile, None
-                act_of_other()
+        if path.startswith("wal"):
+            self._let_others_act()
         return super()._do(name, path, act)
+
+    def _let_others_act(self) -> None:
+        self.at -= 1
+        if self.meanwhile is not None and self.at < 0:
+            act_of_other, self.meanwhile = self.meanwhile, None
+            act_of_other()
 
     def create(self, path: str, data: bytes) -> Created:
         fault, self.fault = self.fault, ""
@@ -83,6 +89,7 @@ class Driver:
     unconfirmed: str | None = None
     is_new: bool = True
     may_clean: bool = False
+    written: int = 0
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -126,17 +133,26 @@ class Received:
             elif self.sent < self.rows:
                 yield ("write", number)
                 if self.faults:
-                    yield from (("write", number, how) for how in ("answer lost", "lands late", "folder not synced"))
+                    yield from (("write", number, how) for how in FAULTS)
             if driver.to_read:
                 yield ("read", number)
             if driver.is_new:
                 yield ("checkpoint", number)
             if driver.may_clean:
-                yield ("clean", number)
+                yield from self._cleanings(number, driver)
         if self.disk.on_their_way:
             yield ("land",)
         if self.disk.files:
             yield ("power fails",)
+
+    def _cleanings(self, number: int, driver: Driver) -> Iterator[Act]:
+        yield ("clean", number)
+        if driver.written > MERGE_AT:  # blocks may be merged: what may happen between two steps of it
+            yield from (("clean", number, "dies", at) for at in range(2, 9))
+            if self.faults:
+                yield from (("clean", number, how) for how in FAULTS)
+            if self.starts and len(self.drivers) < 2:
+                yield from (("clean", number, "start", at) for at in range(2, 9))
 
     def do(self, act: Act) -> None:
         """One act; a driver that fails at it is gone."""
@@ -162,7 +178,7 @@ class Received:
                     "checkpoint": self._checkpoint,
                     "clean": self._clean,
                 }[what](driver, *rest[1:])
-            except PenstockError:
+            except (PenstockError, GaveUp):
                 self._crash(driver)
 
     # ---- drivers -----------------------------------------------------------------------------------------------------
@@ -208,7 +224,7 @@ class Received:
         point = log.history.restore_point
         resume = None if point is None else point.tasks[0].position
         uid = UID if point is None or self.starts % 2 else RENAMED  # every other start renames the source
-        blocks = ReceivedBlocks(uid, log, self.disk, lambda _: None)
+        blocks = ReceivedBlocks(uid, log, self.disk, lambda _: None, merge_at=MERGE_AT)
         adopted = blocks.adopt(resume).blocks
         read = () if point is None else self.contents[point.checkpoint]
         return Driver(log, blocks, list(adopted), read, uid)
@@ -223,6 +239,7 @@ class Received:
         self.disk.fault = fault
         row = f"row {self.sent}"
         driver.to_read.append(driver.blocks.write(row.encode()))
+        driver.written += 1
         driver.unconfirmed = row
 
     def _confirm(self, driver: Driver) -> None:
@@ -232,7 +249,13 @@ class Received:
 
     def _read(self, driver: Driver) -> None:
         block = driver.to_read.pop(0)
-        driver.read = (*driver.read, driver.blocks.read(block).decode())
+        try:
+            row = driver.blocks.read(block).decode()
+        except CheckpointUnreadable as error:
+            driver.blocks.check()  # whoever was taken over may miss a block
+            self.wrong = f"a block cannot be read: {error}"
+            return
+        driver.read = (*driver.read, row)
         driver.last, driver.is_new = BlockId(block.generation, block.number + 1), True
 
     def _checkpoint(self, driver: Driver) -> None:
@@ -245,9 +268,19 @@ class Received:
         self.contents[number] = driver.read
         driver.is_new, driver.may_clean = False, True
 
-    def _clean(self, driver: Driver) -> None:
+    def _clean(self, driver: Driver, how: str = "", at: int = 0) -> None:
         driver.may_clean = False
-        driver.blocks.clean()
+        if how in FAULTS:
+            self.faults -= 1
+            self.disk.fault = how
+        elif how:
+            self.disk.meanwhile, self.disk.at = (self._start if how == "start" else _die), at
+        try:
+            driver.blocks.clean()
+        except PenstockError:
+            pass  # as a source does: the next clean-up goes on
+        finally:
+            self.disk.meanwhile, self.disk.fault = None, ""
 
     # ---- the judge ---------------------------------------------------------------------------------------------------
 
@@ -282,6 +315,10 @@ class Received:
             frozenset(self.acknowledged),
             self.faults,
         )
+
+
+def _die() -> None:
+    raise GaveUp
 
 
 def story(acts: list[Act], **bounds: int) -> Received:

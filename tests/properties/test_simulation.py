@@ -29,6 +29,7 @@ from planted import (  # noqa: F401 - they register
     of_files,
     of_functions,
     of_letters,
+    of_received,
     of_rewinds,
     of_the_breadth,
     of_the_log,
@@ -68,6 +69,14 @@ def run_seeds(first: int, end: int) -> None:
         Scenario(seed).run()
 
 
+def run_those_that_receive(first: int, end: int) -> Counter[str]:
+    """What stories in which a source is given its rows came across."""
+    seen: Counter[str] = Counter()
+    for seed in range(first, end):
+        seen.update(Scenario(seed, receives=True).run().coverage)
+    return seen
+
+
 def run_those_with_letters(first: int, end: int) -> None:
     for scenario in map(Scenario, range(first, end)):
         if scenario.world.terms.shape.letters:
@@ -78,6 +87,34 @@ def run_those_with_letters(first: int, end: int) -> None:
 @pytest.mark.parametrize(("first", "end"), EARLY_SEEDS)
 def test_no_early_seed_breaks_an_invariant(first: int, end: int) -> None:
     run_seeds(first, end)
+
+
+@pytest.mark.mission("S24", "S27")
+def test_no_early_story_of_received_rows_loses_or_repeats_one() -> None:
+    seen = run_those_that_receive(1, 31)
+    assert seen["acknowledged"] > 50
+
+
+@pytest.mark.slow
+def test_no_story_of_received_rows_loses_or_repeats_one() -> None:
+    seen = run_those_that_receive(31, 601)
+    for name in ("acknowledged", "zombie", "rewind", "power cut", "pin", "fault late", "fault lost", "merged"):
+        assert seen[name] > 20, f"hardly any story has a {name}"
+
+
+@pytest.mark.parametrize("bug", ["G5-unsealed", "G5-no-folder-no-seal", "G5-keys-of-blocks-forgotten"])
+def test_a_planted_bug_of_received_rows_is_found_within_a_few_stories(bug: str) -> None:
+    with planted(bug), pytest.raises(Violation):
+        run_those_that_receive(1, 61)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "bug", ["G5-seal-deleted", "G5-cleaned-at-newest", "G5-merged-twice", "G5-merged-not-listed", "G5-keys-lost"]
+)
+def test_a_planted_bug_of_received_rows_is_found_within_more_stories(bug: str) -> None:
+    with planted(bug), pytest.raises(Violation):
+        run_those_that_receive(1, 201)
 
 
 @pytest.mark.slow

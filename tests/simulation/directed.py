@@ -46,8 +46,10 @@ MOST_FENCED = 1
 class Directed(World):
     """What may happen next is given by ``options``; somebody chooses, and ``do`` does it."""
 
-    def __init__(self, kind: str, faults: Faults, *, rows: int, keyed: bool, retained: int) -> None:
-        shape = Shape(totals=(rows,), union=False, keyed=keyed, marked=False, sinks=(kind,))
+    def __init__(
+        self, kind: str, faults: Faults, *, rows: int, keyed: bool, retained: int, receives: bool = False
+    ) -> None:
+        shape = Shape(totals=(rows,), union=False, keyed=keyed, marked=False, sinks=(kind,), receives=receives)
         settings = CheckpointConfig(interval=20_000, retry_pause=1_000, commit_backoff=50_000, tolerable_failures=3)
         terms = Terms(shape=shape, coordinator=settings, settings=Settings(retained=retained))
         super().__init__(terms, Random(1), faults)
@@ -201,7 +203,9 @@ class Directed(World):
 
     def _targets(self, tool: str) -> list[CheckpointId | None]:
         known = [CheckpointId(id) for id in self.ledger.facts.known()]
-        return [known[-1]] if tool == "pin" else [*known[:-1], None]
+        if tool == "pin":
+            return [known[-1]]
+        return [*known[:-1]] if self.terms.shape.receives else [*known[:-1], None]
 
     def replay(self, path: Sequence[str]) -> None:
         """Do all of this; one process goes on without a pause where it is the next anyway."""

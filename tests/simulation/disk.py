@@ -183,6 +183,8 @@ class Disk(MemoryFileSystem):
             if path in self.used:
                 ledger.violated("L7", f"the name {path} is used twice")
             self.used.add(path)
+            if path.endswith(".blocks"):
+                self._world.count("merged")
             if "/_replays/" in path:
                 ledger.letters.landed(path, after)
         elif name == "move":

@@ -12,6 +12,7 @@ three checkpoints, where nothing else is said:
   a commit fails.
 - ``zombie``: one driver more is started beside the first, at any time. ``rewind`` and ``discard``: a tool that takes
   the job over, to any older checkpoint that is kept or to the beginning. ``pin``: likewise, of the newest.
+- ``received``: the rows are given by a client, which sends each until it is acknowledged, to whoever asks.
 - ``take``: a reader takes a published file away. ``wipe``: the state directory is deleted while all are stopped.
 - ``uneven``: two drivers end their batches behind different rows. ``keyed``: there is a step with state.
   ``retained``: so many checkpoints are kept.
@@ -58,9 +59,12 @@ SMALLEST = (
     "1 rewind",
     "1 discard",
     "1 zombie",
+    "1 received 1 crash",
+    "1 received 1 unknown",
 )
-IN_TESTS = tuple((row, kind) for row in SMALLEST for kind in KINDS if row != "1 zombie" or kind == "files/1")
-"""All, but of the longest row only that of files; ``make exhaust`` has the others."""
+ONE_KIND = ("1 zombie", "1 received 1 crash", "1 received 1 unknown")
+IN_TESTS = tuple((row, kind) for row in SMALLEST for kind in KINDS if row not in ONE_KIND or kind == "files/1")
+"""All, but of the longest row, and of those that are not about sinks, only that of files; ``make exhaust`` has them."""
 
 LARGER = (
     "1 crash 1 unknown",
@@ -79,6 +83,11 @@ LARGER = (
     "1 zombie 1 unknown",
     "1 zombie 1 rewind",
     "1 zombie 1 discard",
+    "1 received 1 pin",
+    "1 received 1 rewind 2 retained",
+    "1 received 1 crash 1 unknown",
+    "1 received 1 zombie",
+    "1 received 1 zombie 1 crash",
 )
 
 
@@ -168,7 +177,7 @@ def make(kind: str, setting: str) -> Directed:
     wanted = {word: int(number) for number, word in zip(parts[::2], parts[1::2], strict=True)}
     faults = Faults(crashes=wanted.get("crash", 0), unknown=wanted.get("unknown", 0), failures=wanted.get("abort", 0))
     rows, retained = wanted.get("rows", 2), wanted.get("retained", 1)
-    world = Directed(kind, faults, rows=rows, keyed="keyed" in wanted, retained=retained)
+    world = Directed(kind, faults, rows=rows, keyed="keyed" in wanted, retained=retained, receives="received" in wanted)
     world.takes, world.wipes = wanted.get("take", 0), wanted.get("wipe", 0)
     world.spare = wanted.get("crash", 0)
     world.is_uneven = "uneven" in wanted

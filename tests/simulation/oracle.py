@@ -97,7 +97,8 @@ def left_behind(world: World, *, durable_only: bool) -> int:
     outside, disk = world.outside, world.disk
     files = frozenset(disk.durable_items() if durable_only else disk.files.items())
     owners = frozenset((key, world.last_init.get(key)) for key in outside.owners)
-    remembered = (frozenset(outside.versions.items()), owners, frozenset(disk.rotten))
+    acknowledged = frozenset(outside.acknowledged.items())
+    remembered = (frozenset(outside.versions.items()), owners, acknowledged, frozenset(disk.rotten))
     wanted = (world.pipeline.shape, world.is_grown, world.importing, world.asked_about_markers)
     return hash((files, remembered, world.ledger.facts.verdicts(), wanted))
 

@@ -26,13 +26,17 @@ def rows_of(data: bytes) -> list[Row]:
 
 @dataclass
 class Outside:
-    """What sinks remember, apart from files: newest epoch by identity, and who owns a transactional identity."""
+    """What sinks remember, apart from files: newest epoch by identity, and who owns a transactional identity.
+
+    ``acknowledged``: how many rows of a source its client need not send again.
+    """
 
     versions: dict[str, tuple[str, int]] = field(default_factory=dict)
     owners: dict[str, int] = field(default_factory=dict)
+    acknowledged: dict[int, int] = field(default_factory=dict)
 
     def copy(self) -> Outside:
-        return Outside(dict(self.versions), dict(self.owners))
+        return Outside(dict(self.versions), dict(self.owners), dict(self.acknowledged))
 
 
 class EpochCommitter:

@@ -40,11 +40,11 @@ def run_block(first: int) -> tuple[Counter[str], str]:
     return seen, ""
 
 
-def torture(seeds: int, first: int, *, watched: bool | None = None) -> int:
-    """``watched``: ask the liveness oracle after every step of each seed."""
+def torture(seeds: int, first: int, *, watched: bool | None = None, receives: bool = False) -> int:
+    """``watched``: ask the liveness oracle after every step of each seed. ``receives``: a source is given its rows."""
     began, steps, failed, covered = time.perf_counter(), 0, 0, Counter()
     for seed in range(first, first + seeds):
-        scenario = Scenario(seed, watched=watched)
+        scenario = Scenario(seed, watched=watched, receives=receives)
         failure = tell(scenario)
         if failure:
             failed += 1
@@ -60,8 +60,8 @@ def torture(seeds: int, first: int, *, watched: bool | None = None) -> int:
     return 1 if failed else 0
 
 
-def replay(seed: int, *, watched: bool | None = None) -> int:
-    scenario = Scenario(seed, watched=watched)
+def replay(seed: int, *, watched: bool | None = None, receives: bool = False) -> int:
+    scenario = Scenario(seed, watched=watched, receives=receives)
     failure = tell(scenario)
     print("\n".join(scenario.world.story))
     print(
@@ -76,10 +76,11 @@ def main() -> int:
     parser.add_argument("number", type=int, help="how many seeds to run; or which one to replay")
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--watched", action="store_true", default=None, help="ask the liveness oracle after every step")
+    parser.add_argument("--received", action="store_true", help="the first source is given its rows")
     given = parser.parse_args()
     if given.command == "replay":
-        return replay(given.number, watched=given.watched)
-    return torture(given.number, given.first, watched=given.watched)
+        return replay(given.number, watched=given.watched, receives=given.received)
+    return torture(given.number, given.first, watched=given.watched, receives=given.received)
 
 
 if __name__ == "__main__":

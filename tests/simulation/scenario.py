@@ -109,6 +109,13 @@ def faults_of(chance: Random) -> Faults:
     )
 
 
+def with_a_receiver(terms: Terms, plan: Plan) -> Terms:
+    """The first source is given its rows. What would leave acknowledged ones behind in earnest is not done."""
+    plan.wipes = plan.drains = plan.imports = plan.deploys = plan.damages = plan.strangers = 0
+    shape = replace(terms.shape, receives=True, letters=False)
+    return replace(terms, shape=shape, settings=replace(terms.settings, mode="exactly-once"))
+
+
 LETTERS = 0.3
 """Of the stories that may have dead letters."""
 
@@ -120,10 +127,11 @@ class Scenario:
     """One seed, run to its end. Raises ``Violation``.
 
     ``watched``: whether the liveness oracle is asked after each step, whatever the seed: some five times as long, and a
-    story of its own, for the oracle draws from the same chance.
+    story of its own, for the oracle draws from the same chance. ``receives``: the first source is given its rows; that
+    is another story, too.
     """
 
-    def __init__(self, seed: int, *, watched: bool | None = None) -> None:
+    def __init__(self, seed: int, *, watched: bool | None = None, receives: bool = False) -> None:
         self.seed = seed
         chance = Random(seed)
         is_core = chance.random() < 0.45
@@ -136,8 +144,12 @@ class Scenario:
         of_letters = Random(f"letters of {seed}")
         if not is_core and terms.settings.mode == "exactly-once" and of_letters.random() < LETTERS:
             terms = with_letters(terms, self.plan, faults, of_letters)
+        if receives:
+            terms = with_a_receiver(terms, self.plan)
         self.world = World(terms, chance, faults)
         self.world.slow = frozenset(chance.sample(SLOW, chance.choice((0, 0, 1, 2, 3))))
+        if receives and Random(f"received of {seed}").random() < 0.5:
+            self.world.slow = frozenset({"source0-writer"})  # so that a client is answered late
         if terms.shape.letters and of_letters.random() < 0.8:
             self.world.slow = frozenset()
         if not self.world.is_exact:  # who goes back or ends early repeats less

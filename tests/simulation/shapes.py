@@ -30,6 +30,7 @@ from penstock.interfaces.operator import LATE_PORT
 from penstock.job.start import step_records
 from simulation.letters import AGAIN, FakeLetters
 from simulation.names import called
+from simulation.receiving import ReceivingSource
 from simulation.sinks import FakeSink
 from simulation.sources import IntSource
 from simulation.steps import CountSpec
@@ -68,6 +69,7 @@ class Shape:
     defers: bool = False
     prefix: str = ""
     letters: bool = False
+    receives: bool = False
     without: frozenset[str] = frozenset()
     names: tuple[tuple[str, str], ...] = ()
 
@@ -241,7 +243,8 @@ class Pipeline:
         self.analysis = FakeAnalysis(self.graph, world, shape)
 
     def _source(self, number: int) -> PortRef:
-        source = IntSource(self._world, number, self.shape.totals[number])
+        kind = ReceivingSource if self.shape.receives and number == 0 else IntSource
+        source = kind(self._world, number, self.shape.totals[number])
         interval = self.shape.paces[number] if self.shape.paces else None
         pace = without_pause if interval is None else Every(interval)
         ref = self._add(Read, uid=self.shape.uid(f"source{number}"), source=source, pace=pace)

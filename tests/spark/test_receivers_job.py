@@ -5,15 +5,22 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 import penstock as ps
+from core.checkpoint_values import CLAIM, log_on
 from core.http_kit import free_port
 from page_kit import blocks
+from penstock.checkpoint.received import ReceivedBlocks
+from penstock.connectors.receivers.blocks import encode_block
+from penstock.control.client import host_identity
 from penstock.errors import GraphError
 from penstock.facts import CheckpointCompleted, Published, Restarting
+from penstock.filesystem.local import LocalFileSystem
 from spark.job_kit import PATIENCE, Watch, published
 
 if TYPE_CHECKING:
@@ -71,6 +78,41 @@ def test_each_acknowledged_row_is_published_once_although_the_receiver_fails(
     assert numbers.acknowledged == list(range(12))
     assert sorted(row["twice"] for row in out.rows) == [2 * number for number in range(12)]
     assert "The receiver failed: ConnectionError: the line is dead." in watch.of(Restarting)[0].cause
+
+
+def given_before(folder: Path, job: str, blocks: list[tuple[int, list[int]]]) -> None:
+    """A job that was given a block at each of these ticks, in seconds, and died before it read one."""
+    filesystem = LocalFileSystem(folder / job)
+    gone = replace(CLAIM, host=host_identity(), pid=2**31 - 2)
+    log = ReceivedBlocks("in", log_on(filesystem, job=job)[0].claim(gone), filesystem, lambda _: None)
+    log.adopt(None)
+    for tick, seconds in blocks:
+        times = pa.array([each * 1_000_000 for each in seconds], pa.timestamp("us", "UTC"))
+        log.write(encode_block(pa.table({"at": times}), tick * 1_000_000))
+
+
+@pytest.mark.mission("S22")
+@pytest.mark.parametrize("missed", ["together", "each"])
+def test_windows_by_event_time_are_the_same_after_an_hour_of_missed_ticks(
+    spark: SparkSession, tmp_path: Path, missed: str
+) -> None:
+    out = ps.memory.Sink()
+    noon = 1_700_000_000
+
+    @ps.pipeline("windows")
+    def pipeline(p: ps.Pipeline) -> None:
+        source = ps.receivers.Source(Numbers(0), schema="at TIMESTAMP")
+        pace = ps.every("1 second", missed="each") if missed == "each" else ps.every("1 second")
+        timed = p.read("in", source, pace=pace).with_watermark("at", delay="0 seconds")
+        timed.group_by(ps.tumbling("10 seconds")).agg("counts", ps.agg.count().alias("n")).write("out", out)
+
+    ticks = [(noon + 60 * minute, [noon + 6 * minute + second for second in range(6)]) for minute in range(10)]
+    given_before(tmp_path, "windows", ticks)
+    job = ps.Job(pipeline, state=tmp_path, spark=spark, max_rows_per_batch=7)
+    job.run(until="caught-up")
+
+    assert [row["n"] for row in out.rows] == [10] * 5, "no row is late, and the last window is still open"
+    assert ("counts", "late") not in job.report().counters
 
 
 def test_the_lines_of_a_socket_are_rows_and_its_end_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:

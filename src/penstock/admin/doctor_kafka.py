@@ -9,6 +9,7 @@ from penstock.admin.doctor_checks import Finding, fail, ok, warn
 from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.features import transaction_version
 from penstock.connectors.kafka.transactional import TRANSACTION_MS
+from penstock.connectors.kafka.transactions import RENEW_AFTER
 from penstock.connectors.secrets import Option, resolve
 from penstock.errors import PenstockError
 
@@ -94,8 +95,7 @@ def _admin(connection: Connection, errors: list[str]) -> Any:
 
 # ---- transactions ----------------------------------------------------------------------------------------------------
 
-_RENEWED_MINUTES: Final = 10
-"""A running job writes its marker again so often."""
+_RENEWED_MINUTES: Final = RENEW_AFTER // 60_000_000
 _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {"topic": ("WRITE", "DESCRIBE", "READ"), "group": ("READ",)}
 
 

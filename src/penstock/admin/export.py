@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.admin.savepoints import pinned_while_reading
 from penstock.admin.verify import ByteProgress, Fault, Problem, check_files, ignore_progress
+from penstock.checkpoint import paths
 from penstock.checkpoint.export import (
     CLAIMED,
     EXPORT,
@@ -22,14 +24,17 @@ from penstock.checkpoint.export import (
     read_checked,
     write_once,
 )
+from penstock.checkpoint.exported_blocks import has_received, received_files
 from penstock.checkpoint.history import resolve_checkpoint
 from penstock.clock import sleep
 from penstock.errors import CheckpointUnreadable, PenstockError, SettingsError, StateDirectoryRefused
 from penstock.failpoints import failpoint
 from penstock.filesystem.local import LocalFileSystem
+from penstock.handles import FileRef
 
 if TYPE_CHECKING:
     from penstock.checkpoint.export import Export
+    from penstock.checkpoint.history import History
     from penstock.control.client import JobDirectory
     from penstock.filesystem.base import FileSystem
     from penstock.handles import CheckpointId
@@ -80,15 +85,16 @@ def export_checkpoint(
     _wait_until_published(job, checkpoint, wait)
     with pinned_while_reading(job, checkpoint, purpose="export"):
         history = job.read()
-        export = make_export(history, checkpoint, at=job.now(), version=version("penstock"))
-        data = encode_export(export)
-        decode_export(data, EXPORT)  # fails now rather than when the export is used
         target = LocalFileSystem(path)
         try:
+            received = _copy_received(job.filesystem, target, history, checkpoint)
+            export = make_export(history, checkpoint, at=job.now(), version=version("penstock"), received=received)
+            data = encode_export(export)
+            decode_export(data, EXPORT)  # fails now rather than when the export is used
             _copy(job.filesystem, target, export, job.job, progress)
             _put(target, EXPORT, data)
         except (Exception, KeyboardInterrupt):
-            _clear(target, export)
+            _clear(target)
             raise
         failpoint("export.written")
     return Exported(folder=path, export=open_export(path, log_id=None))
@@ -144,9 +150,26 @@ def _wait_until_published(job: JobDirectory, checkpoint: CheckpointId, seconds: 
         sleep(min(POLL_INTERVAL, left))
 
 
+def _copy_received(
+    source: FileSystem, target: FileSystem, history: History, checkpoint: CheckpointId
+) -> tuple[FileRef, ...] | None:
+    """Copy what a start from the checkpoint would read of received rows, and the keys of requests.
+
+    ``None`` if no source receives rows: such an export is as it always was.
+    """
+    if not any(has_received(task) for task in history.restorable[checkpoint].tasks):
+        return None
+    copied = []
+    for path, data in received_files(source, history.restorable[checkpoint], history.log_id):
+        _put(target, path, data)
+        copied.append(FileRef(path=path, length=len(data), sha256=sha256(data).hexdigest()))
+    return tuple(copied)
+
+
 def _copy(source: FileSystem, target: FileSystem, export: Export, job: str, progress: ByteProgress) -> None:
-    done, total = 0, export.bytes
-    for file in export.files:
+    total = export.bytes
+    done = sum(file.length for file in export.received or ())
+    for file in sorted(export.manifest.state_files, key=lambda file: file.path):
         progress(done, total)
         data = read_checked(source, file.path, length=file.length, digest=file.sha256, where=job)
         _put(target, file.path, data)
@@ -161,11 +184,11 @@ def _put(target: FileSystem, path: str, data: bytes) -> None:
         raise StateDirectoryRefused(msg)
 
 
-def _clear(target: FileSystem, export: Export) -> None:
+def _clear(target: FileSystem) -> None:
     """Delete the copied files of an export that failed; ``export.json`` is not there yet."""
     with suppress(PenstockError):
-        for file in export.files:
-            target.delete(file.path)
+        for path in (*target.list(paths.STATE), *target.list(paths.WAL)):
+            target.delete(path)
 
 
 # ---- verification of a folder ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from penstock.admin.dead_letters import open_parquet, replays_read
 from penstock.admin.gc import Owner, assign_owners, files_of, sha256_of, stat_file
 from penstock.checkpoint import paths
 from penstock.checkpoint.history import History, timeline
+from penstock.checkpoint.merged_blocks import BlockFile, BlockFiles, folders_of, read_merged
 from penstock.checkpoint.received import SEAL, low_mark, missing, recorded
 from penstock.checkpoint.request_keys import decode_key_file, split_keys
 from penstock.connectors.committers import committer
@@ -197,7 +198,6 @@ def broken_blocks(
         listed: the files in the folder of blocks.
         quick: look for missing blocks only; content is not read.
     """
-    found: dict[str, set[BlockId]] = {}
     for path in listed:
         if paths.key_file_id(path) is not None and not quick and _are_keys_damaged(filesystem, path):
             message = "has other content than was written; it says which requests were stored"
@@ -208,25 +208,46 @@ def broken_blocks(
                 checkpoints=tuple(history.restorable),
                 savepoints=tuple(sorted(pin.name for pin in history.pins.values())),
             )
-        block = paths.block_id(path)
-        if block is not None:
-            found.setdefault(path.split("/")[1], set()).add(block)
-    for uid, blocks in sorted(found.items()):
-        low = low_mark(history, uid)
-        for block in missing(blocks, low):
-            yield _broken_block(history, uid, block, Fault.MISSING, "is not there; its rows were acknowledged")
-        for block in sorted(blocks) if not quick else ():
-            if (low is None or block >= low) and _is_damaged(filesystem, paths.block(uid, block)):
-                message = "has other content than was written; its rows were acknowledged"
-                yield _broken_block(history, uid, block, Fault.CONTENT, message)
+    for uid, folder in folders_of(listed).items():
+        low, files = low_mark(history, uid), BlockFiles(uid, filesystem)
+        for block in missing(folder.blocks, low):
+            if _is_there(files, block):
+                continue  # it was merged since the folder was listed
+            message = "is not there; its rows were acknowledged"
+            yield _broken_block(history, uid, paths.block(uid, block), block, Fault.MISSING, message)
+        if quick:
+            continue
+        message = "has other content than was written; its rows were acknowledged"
+        unknown: set[BlockId] = set()  # blocks of merged files that do not say where they are
+        for file in folder.merged:
+            if (low is None or file.last >= low) and _is_merged_damaged(filesystem, file):
+                unknown |= set(file.blocks) - {each.first for each in folder.files if each.first == each.last}
+                yield _broken_block(history, uid, file.path, file.last, Fault.CONTENT, message)
+        for block in sorted(folder.blocks - unknown):
+            if (low is None or block >= low) and _is_damaged(files, block, path := paths.block(uid, block)):
+                yield _broken_block(history, uid, path, block, Fault.CONTENT, message)
 
 
-def _is_damaged(filesystem: FileSystem, path: str) -> bool:
-    data = filesystem.read(path)
-    if data is None or data == SEAL:
-        return False  # deleted since, or a seal
+def _is_there(files: BlockFiles, block: BlockId) -> bool:
     try:
-        decode_block(split_keys(data, path)[0], path)
+        return files.read(block) is not None
+    except CheckpointUnreadable:
+        return True  # damaged
+
+
+def _is_damaged(files: BlockFiles, block: BlockId, path: str) -> bool:
+    try:
+        data = files.read(block)
+        if data is not None and data != SEAL:  # neither deleted since, nor a seal
+            decode_block(split_keys(data, path)[0], path)
+    except CheckpointUnreadable:
+        return True
+    return False
+
+
+def _is_merged_damaged(filesystem: FileSystem, file: BlockFile) -> bool:
+    try:
+        read_merged(filesystem, file)
     except CheckpointUnreadable:
         return True
     return False
@@ -243,14 +264,14 @@ def _are_keys_damaged(filesystem: FileSystem, path: str) -> bool:
     return False
 
 
-def _broken_block(history: History, uid: str, block: BlockId, fault: Fault, message: str) -> BrokenItem:
+def _broken_block(history: History, uid: str, path: str, block: BlockId, fault: Fault, message: str) -> BrokenItem:
     readers = []
     for key, manifest in history.restorable.items():
         position = recorded(manifest, uid, history.log_id)
         if position is None or position.next <= block:
             readers.append(key)
     return BrokenItem(
-        path=paths.block(uid, block),
+        path=path,
         fault=fault,
         message=message,
         checkpoints=tuple(readers),

@@ -4,6 +4,7 @@
 
     export.json                     written last and whole at once: a folder without it is no export
     state/<uid>/<generation>/…      the files of all layers, under the names that they have in the job's directory
+    wal/<uid>/<generation>/…        the blocks of received rows that are not read, and the keys of all requests
     claimed.json                    which log has taken the files over, if one has
 
 All paths are relative to the folder, so it can be moved. Sinks' output is not in it: unpublished output belongs to the
@@ -13,7 +14,7 @@ log in which it was prepared (rule R7).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final
@@ -21,8 +22,10 @@ from typing import Final
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import FIRST_ENTRY, NO_ENTRY, Manifest, Origin
 from penstock.checkpoint.entry_codec import FORMS
+from penstock.checkpoint.exported_blocks import has_received, is_left_over, is_received_file, move_blocks
 from penstock.checkpoint.history import History, abandoned_ids
 from penstock.checkpoint.log import OwnedLog, Sleep, backoff
+from penstock.checkpoint.received import named_folders
 from penstock.clock import WallTime
 from penstock.codec import Codec, JsonForm, dump_sealed, load_sealed
 from penstock.elements import CheckpointKind
@@ -62,6 +65,8 @@ class Export:
         job: that log's job.
         names: savepoint names of the checkpoint in that log.
         manifest: the checkpoint without what belongs to its own log: nothing is open, pinned or condemned.
+        received: files of received rows that the checkpoint has not read, and of keys of requests; ``None`` if no
+            source receives rows, or a version that left them out has made it.
         left_open: output of this checkpoint or an earlier one that was open.
         at: when it was exported.
         version: version of the penstock that exported it.
@@ -75,6 +80,7 @@ class Export:
     left_open: tuple[UnpublishedOutput, ...]
     at: WallTime
     version: str
+    received: tuple[FileRef, ...] | None = None
     sha256: str = ""
 
     @property
@@ -85,12 +91,12 @@ class Export:
     @property
     def files(self) -> tuple[FileRef, ...]:
         """Every file once, sorted by path."""
-        return tuple(sorted(self.manifest.state_files, key=lambda file: file.path))
+        return tuple(sorted((*self.manifest.state_files, *(self.received or ())), key=lambda file: file.path))
 
     @property
     def bytes(self) -> int:
         """Bytes of all files."""
-        return self.manifest.state_bytes
+        return self.manifest.state_bytes + sum(file.length for file in self.received or ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +110,12 @@ class Claimed:
 
 _FORMS: Final = {
     **FORMS,
-    Export: JsonForm(version=FORMAT, names={"log_id": "log", "manifest": "checkpoint"}, unwritten={"sha256"}),
+    Export: JsonForm(
+        version=FORMAT,
+        names={"log_id": "log", "manifest": "checkpoint"},
+        optional={"received"},
+        unwritten={"sha256"},
+    ),
     UnpublishedOutput: JsonForm(at_least={"checkpoint": 0}),
     Claimed: JsonForm(version=FORMAT, names={"log_id": "log"}),
 }
@@ -112,8 +123,15 @@ _EXPORTS: Final = Codec(Export, _FORMS)
 _CLAIMS: Final = Codec(Claimed, _FORMS)
 
 
-def make_export(history: History, checkpoint: CheckpointId, *, at: WallTime, version: str) -> Export:
-    """The export of a restorable checkpoint, its files still to be copied."""
+def make_export(
+    history: History,
+    checkpoint: CheckpointId,
+    *,
+    at: WallTime,
+    version: str,
+    received: tuple[FileRef, ...] | None = None,
+) -> Export:
+    """The export of a restorable checkpoint; its files are still to be copied, but for those of received rows."""
     manifest = replace(
         history.restorable[checkpoint],
         open=(),
@@ -135,6 +153,7 @@ def make_export(history: History, checkpoint: CheckpointId, *, at: WallTime, ver
         left_open=open_outputs(history, checkpoint),
         at=at,
         version=version,
+        received=received,
     )
 
 
@@ -159,16 +178,22 @@ def decode_export(data: bytes, where: str) -> Export:
         CheckpointUnreadable: they are not exactly what was written, or name a file outside the folder.
     """
     export = replace(_EXPORTS.from_json(load_sealed(data, where), where), sha256=sha256(data).hexdigest())
-    _refuse_outside(export.files, where)
+    # A folder may come from elsewhere: it must not make a job read or write other files.
+    for file in export.manifest.state_files:
+        if not file.path.startswith(f"{paths.STATE}/") or not paths.is_ours(file.path):
+            raise _outside(file, where)
+    for file in export.received or ():
+        if not is_received_file(file.path):
+            raise _outside(file, where)
     return export
 
 
-def _refuse_outside(files: Sequence[FileRef], where: str) -> None:
-    # A folder may come from elsewhere: it must not make a job read or write other files.
-    for file in files:
-        if not file.path.startswith(f"{paths.STATE}/") or not paths.is_ours(file.path):
-            msg = f"{where} names the file {file.path!r}. An export has files below {paths.STATE}/ only."
-            raise CheckpointUnreadable(msg)
+def _outside(file: FileRef, where: str) -> CheckpointUnreadable:
+    msg = (
+        f"{where} names the file {file.path!r}. An export has layers below {paths.STATE}/, and blocks of received rows "
+        f"below {paths.WAL}/."
+    )
+    return CheckpointUnreadable(msg)
 
 
 def encode_claimed(claimed: Claimed) -> bytes:
@@ -230,6 +255,8 @@ def plan_import(
     in another log is published by that log (rule R7).
     """
     mover = _Mover(generation, knows_replays=export.log_id == history.log_id)
+    if export.log_id != history.log_id:  # this log still has the blocks of its own checkpoints
+        mover.received, mover.log_id = export.received, history.log_id or ""
     tasks = tuple(mover.task(snapshot) for snapshot in export.manifest.tasks)
     manifest = replace(
         export.manifest,
@@ -289,11 +316,17 @@ class _Mover:
         self._generation = generation
         self._knows_replays = knows_replays
         self._numbers: Iterator[int] = itertools.count(1)
+        self.received: tuple[FileRef, ...] | None = None
+        self.log_id = ""
         self.copies: dict[str, Copy] = {}
 
     def task(self, snapshot: TaskSnapshot) -> TaskSnapshot:
         if snapshot.position is not None and not self._knows_replays:  # replays of another log do not count here
             snapshot = replace(snapshot, position=split_replays(snapshot.position)[0])
+        if has_received(snapshot) and self.received is not None:
+            moved = move_blocks(snapshot, self.received, log_id=self.log_id, generation=self._generation)
+            snapshot = moved.snapshot
+            self.copies |= {path: Copy(source=file, path=path) for file, path in moved.files}
         state = snapshot.state
         if state is None:
             return replace(snapshot, committables=())
@@ -397,6 +430,7 @@ def execute_import(
     """
     exported = folders(bring.folder)
     if not bring.is_brought:
+        _remove_left_over(filesystem, log.history)
         done, total = 0, sum(copy.source.length for copy in bring.copies)
         for copy in bring.copies:
             listener(Restoring(doing="copying", task=None, done=done, total=total))
@@ -412,6 +446,14 @@ def execute_import(
         for file in bring.export.files:
             failpoint("import.release.before")
             exported.delete(file.path)
+
+
+def _remove_left_over(filesystem: FileSystem, history: History) -> None:
+    """Delete the blocks that earlier imports have copied and not brought into the log."""
+    named = named_folders(history)
+    for path in filesystem.list(paths.WAL):
+        if is_left_over(path.split("/")[1], named):
+            filesystem.delete(path)
 
 
 def read_checked(filesystem: FileSystem, path: str, *, length: int, digest: str, where: str) -> bytes:

@@ -6,6 +6,7 @@
     state/<uid>/<generation>/…                   layers
     staged/<uid>/<generation>/…                  output waiting for its checkpoint
     wal/<uid>/<generation>/<number>.block        received blocks, the last of them a seal
+    wal/<uid>/<generation>/<first>-<last>.blocks several received blocks that were small
     wal/<uid>/<generation>/<number>.keys         idempotency keys of requests whose blocks may be gone
     control/<request>.request.json, .answer.json
     control/report.json                          the status file, replaced again and again
@@ -27,6 +28,7 @@ REPORT: Final = f"{CONTROL}/report.json"
 """The status file. Nothing is decided by it, and no request can have its name."""
 _ENTRY = re.compile(r"log/(\d{20})\.json")
 _BLOCK = re.compile(r"wal/([^/]+)/(\d{1,20})/(\d{20})\.block")
+_MERGED = re.compile(r"wal/([^/]+)/(\d{1,20})/(\d{20})-(\d{20})\.blocks")
 _KEY_FILE = re.compile(r"wal/([^/]+)/(\d{1,20})/(\d{20})\.keys")
 _CONTROL = re.compile(r"control/([A-Za-z0-9-]{8,64})\.(request|answer)\.json")
 _GENERATION = re.compile(r"(?:(?:state|staged)/[^/]+|/.*/\.penstock/[^/]+/[^/]+)/(\d{1,20})/.+")
@@ -86,6 +88,24 @@ def block_id(path: str) -> BlockId | None:
     """
     match = _BLOCK.fullmatch(path)
     return BlockId(Generation(int(match[2])), int(match[3])) if match else None
+
+
+def merged_blocks(uid: str, first: BlockId, last: BlockId) -> str:
+    """The path of a file with the blocks from ``first`` to ``last`` of one generation.
+
+    >>> merged_blocks("socket", BlockId(Generation(7), 3), BlockId(Generation(7), 258))
+    'wal/socket/7/00000000000000000003-00000000000000000258.blocks'
+    """
+    return f"{wal_folder(uid, first.generation)}/{first.number:020d}-{last.number:020d}.blocks"
+
+
+def merged_ids(path: str) -> tuple[BlockId, BlockId] | None:
+    """The first and the last block in the merged file at ``path``, or ``None`` if it is not the path of one."""
+    match = _MERGED.fullmatch(path)
+    if match is None or int(match[3]) >= int(match[4]):
+        return None
+    generation = Generation(int(match[2]))
+    return BlockId(generation, int(match[3])), BlockId(generation, int(match[4]))
 
 
 def key_file(uid: str, file: BlockId) -> str:

@@ -15,6 +15,7 @@ from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Manifest
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import OwnedLog, Sleep, backoff
+from penstock.checkpoint.merged_blocks import MERGED_BLOCKS, BlockFiles, BlockMerger
 from penstock.checkpoint.request_keys import RequestKeys, split_keys, with_keys
 from penstock.errors import CheckpointUnreadable, GenerationFenced, StateIncompatible, StorageFailed, sentence
 from penstock.failpoints import failpoint
@@ -114,6 +115,14 @@ def folder_of(history: History, uid: str) -> str:
             if task == uid:
                 return position.uid
     return uid
+
+
+def named_folders(history: History) -> frozenset[str]:
+    """The folders of blocks that a position in the log names."""
+    manifests = (manifest for _, manifest in history.manifests.values())
+    return frozenset(
+        position.uid for manifest in manifests for _, position in recorded_positions(manifest, history.log_id)
+    )
 
 
 # ---- decisions ------------------------------------------------------------------------------------------------------
@@ -258,18 +267,30 @@ class ReceivedBlocks:
         log: the log under our claim.
         filesystem: rooted at the job's directory.
         pause: waits before a seal of unknown outcome is written again.
+        merge_at: so many small blocks become one file.
     """
 
-    def __init__(self, uid: str, log: OwnedLog, filesystem: FileSystem, pause: Sleep) -> None:
-        self._uid = self._folder = uid
+    def __init__(
+        self, uid: str, log: OwnedLog, filesystem: FileSystem, pause: Sleep, *, merge_at: int = MERGED_BLOCKS
+    ) -> None:
+        self._uid = uid
         self._log = log
         self._filesystem = filesystem
         self._pause = pause
+        self._merge_at = merge_at
+        self._open_folder(uid)
         self._next = 0
         self._start = BlockId(log.generation, 0)
         self._start_row = 0
         self._broken: str | None = None
         self._keys: RequestKeys | None = None
+
+    def _open_folder(self, folder: str) -> None:
+        self._folder = folder
+        self._files = BlockFiles(folder, self._filesystem)
+        self._merger = BlockMerger(
+            folder, self._log.generation, self._filesystem, self._log.refuse_if_claimed, self._merge_at
+        )
 
     # ---- a start -----------------------------------------------------------------------------------------------------
 
@@ -278,21 +299,24 @@ class ReceivedBlocks:
 
         Raises:
             CheckpointUnreadable: a block is missing, or a file of keys is damaged.
+            GenerationFenced: a successor has sealed our own generation meanwhile.
             StateIncompatible: the position belongs to other blocks.
             StorageFailed: a seal cannot be written.
         """
         history = self._log.history
         position = None if resume is None else self._resumed(resume)
-        self._folder = folder_of(history, self._uid) if position is None else position.uid
+        self._open_folder(folder_of(history, self._uid) if position is None else position.uid)
         start = low_mark(history, self._folder) if position is None else position.next
         self._filesystem.remove_temporary(f"{paths.WAL}/{self._folder}")
-        found = self._found()
+        found = self._files.list().blocks
         below = sealed_below(history, self._folder)
         generations = generations_to_seal(
             known_claims(history), {block.generation for block in found}, self._log.generation
         )
         sealed = [self._seal(each, found, is_sealed=each < below) for each in generations]
         failpoint("received.sealed")
+        if (imported := self._imported(found)) is not None:
+            sealed.append(imported)
         blocks = adopt(sealed, start, place=self.place)
         if keys is not None:  # after sealing: no older process can add one any more
             self._keys = RequestKeys(self._folder, self._log.generation, self._filesystem, keys)
@@ -306,20 +330,28 @@ class ReceivedBlocks:
             floor=newest_tick(history, self._folder),
         )
 
+    def _imported(self, found: frozenset[BlockId]) -> SealedGeneration | None:
+        """The blocks that an import has put into our own generation, if there are some: we write on behind them."""
+        own = self._log.generation
+        numbers = sorted(block.number for block in found if block.generation == own)
+        if not numbers:
+            return None
+        if self._files.read(BlockId(own, numbers[-1])) == SEAL:
+            msg = f"{self._path(own, numbers[-1])} is a seal: this job was taken over while it started."
+            raise GenerationFenced(msg, uid=self._uid)
+        self._next = numbers[-1] + 1
+        self._merger.skip(self._next)
+        return SealedGeneration(generation=own, numbers=tuple(numbers), end=self._next)
+
     def _resumed(self, resume: Position) -> ReceivedPosition:
         position = ReceivedPosition.decode(resume)
         if position.log_id != self._log.log_id:
             msg = (
-                f"The position is one of blocks that were received in another state directory (log {position.log_id}). "
-                "Received rows do not travel with an export. Read them there to their end, and give the source another "
-                "uid here."
+                f"The position is one of blocks that were received in another state directory (log {position.log_id}), "
+                "and the export does not hold them. Export the checkpoint once more with this version of penstock."
             )
             raise StateIncompatible(msg, uid=self._uid)
         return position
-
-    def _found(self) -> frozenset[BlockId]:
-        blocks = (paths.block_id(path) for path in self._filesystem.list(f"{paths.WAL}/{self._folder}"))
-        return frozenset(block for block in blocks if block is not None)
 
     def _seal(self, generation: Generation, found: frozenset[BlockId], *, is_sealed: bool) -> SealedGeneration:
         """Take the number after the last block of a generation, unless a seal has it."""
@@ -360,8 +392,9 @@ class ReceivedBlocks:
             raise StorageFailed(self._broken, uid=self._uid)
         block = BlockId(self._log.generation, self._next)
         failpoint("received.block.before")
+        content = with_keys(data, keys)
         try:
-            created = self._filesystem.create(self.place(block), with_keys(data, keys))
+            created = self._filesystem.create(self.place(block), content)
         except UnknownOutcome as error:
             self._broken = (
                 f"Whether {self.place(block)} is durable is not known: {sentence(error)} Its rows were not "
@@ -371,6 +404,7 @@ class ReceivedBlocks:
         if created is Created.EXISTS:
             self._broken = f"{self.place(block)} was written by another process: this job was taken over."
             raise GenerationFenced(self._broken, uid=self._uid)
+        self._merger.add(len(content))
         self._next += 1
         if self._keys is not None:
             self._keys.add(block, keys)
@@ -404,9 +438,9 @@ class ReceivedBlocks:
         """The content of a block, without keys.
 
         Raises:
-            CheckpointUnreadable: it is missing, or its keys are damaged.
+            CheckpointUnreadable: it is missing, or its keys or the merged file that holds it are damaged.
         """
-        data = self._filesystem.read(self.place(block))
+        data = self._files.read(block)
         if data is None:
             msg = f"{self.place(block)} is missing: rows in it were acknowledged. Restore the file from a copy."
             raise CheckpointUnreadable(msg, uid=self._uid)
@@ -429,7 +463,7 @@ class ReceivedBlocks:
         return paths.block(self._folder, BlockId(generation, number))
 
     def clean(self) -> int:
-        """Delete the blocks that every restorable checkpoint is past; returns their number.
+        """Delete the blocks that every restorable checkpoint is past; returns the number of files. Merge small ones.
 
         Raises:
             GenerationFenced: another process owns the job.
@@ -443,12 +477,15 @@ class ReceivedBlocks:
             covered = self._keys.save()
             low = low if low is None else min(low, covered)
             copied = self._keys.merged()
-        doomed = removable(self._found(), low)
+        folder = self._files.list()
+        doomed = folder.whole(frozenset(removable(folder.blocks, low)))
         if doomed or copied:
             self._log.refuse_if_claimed()
-        for block in doomed:
+        for file in doomed:
             failpoint("received.clean.before")
-            self._filesystem.delete(self.place(block))
+            self._filesystem.delete(file.path)
         for path in copied:
             self._filesystem.delete(path)
+        is_own = low is not None and low.generation == self._log.generation
+        self._merger.merge(kept=low.number if low is not None and is_own else 0)
         return len(doomed)

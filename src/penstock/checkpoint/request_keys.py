@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import Final
 
 from penstock.checkpoint import paths
+from penstock.checkpoint.merged_blocks import BlockFiles, BlockFolder
 from penstock.errors import CheckpointUnreadable, StorageFailed
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
@@ -82,6 +83,11 @@ def decode_key_file(content: bytes, place: str) -> tuple[BlockId, tuple[RequestK
         raise _damaged(place)
     generation, number = (int(str(each)) for each in covered)
     return BlockId(Generation(generation), number), _keys_of(document)
+
+
+def key_file_content(keys: Sequence[RequestKey], *, covered: BlockId) -> bytes:
+    """The bytes of a file with these keys; ``covered`` is the first block whose keys are not in files."""
+    return with_keys(_HEADING, keys, covered)
 
 
 def _damaged(place: str) -> CheckpointUnreadable:
@@ -189,8 +195,7 @@ class RequestKeys:
         """
         while not self._read_all(seal):
             pass  # a process that was paused has deleted what it had copied before: it can do so once
-        known = [key for each in self._files for key in each.keys] + self._unsaved
-        self._index.add(sorted(known, key=lambda key: key.at))
+        self._index.add(sorted(self.known(), key=lambda key: key.at))
 
     def _read_all(self, seal: bytes) -> bool:
         """``False`` if a file that was listed is not there."""
@@ -206,17 +211,24 @@ class RequestKeys:
                 self._files.append(_KeyFile(file, keys))
                 covered = max(covered, until)
         self._files.sort(key=lambda each: each.id)
-        blocks = sorted(block for block in map(paths.block_id, listed) if block is not None and block >= covered)
+        # An import has put a file there under our own generation.
+        self._next_file = sum(each.id.generation == self._generation for each in self._files)
+        blocks = sorted(block for block in BlockFolder.of(listed).blocks if block >= covered)
+        files = BlockFiles(self._uid, self._filesystem)
         for block in blocks:
-            content = self._filesystem.read(place := paths.block(self._uid, block))
+            content = files.read(block)
             if content is None:
                 return False
             if content != seal:
-                self._unsaved += split_keys(content, place)[1]
+                self._unsaved += split_keys(content, paths.block(self._uid, block))[1]
         self._new_blocks = len(blocks)
         self._saved = covered
         self._covered = BlockId(self._generation, 0)
         return True
+
+    def known(self) -> list[RequestKey]:
+        """All keys that were read, also those whose horizon has ended."""
+        return [key for each in self._files for key in each.keys] + self._unsaved
 
     def add(self, block: BlockId, keys: Sequence[RequestKey]) -> None:
         """Know the keys of a block of our own, which is durable."""
@@ -271,7 +283,7 @@ class RequestKeys:
     def _create(self, file: _KeyFile, covered: BlockId) -> None:
         path = paths.key_file(self._uid, file.id)
         try:
-            created = self._filesystem.create(path, with_keys(_HEADING, file.keys, covered))
+            created = self._filesystem.create(path, key_file_content(file.keys, covered=covered))
         except UnknownOutcome as error:
             msg = f"Whether {path} is durable is not known. Blocks stay until the next file of keys is written."
             raise StorageFailed(msg, uid=self._uid) from error
@@ -293,3 +305,15 @@ class RequestKeys:
         ]
         self._files = [each for each in older if each not in doomed] + [newest]
         return [paths.key_file(self._uid, each.id) for each in doomed]
+
+
+def every_key(folder: str, filesystem: FileSystem, seal: bytes) -> list[RequestKey]:
+    """The keys of all requests in a folder, oldest first, each once.
+
+    Raises:
+        CheckpointUnreadable: a file of keys or a block is damaged.
+    """
+    reader = RequestKeys(folder, Generation(0), filesystem, KeyLimits(horizon=0, most=0))
+    reader.rebuild(seal)
+    by_name = {key.key: key for key in sorted(reader.known(), key=lambda key: key.at)}
+    return sorted(by_name.values(), key=lambda key: key.at)

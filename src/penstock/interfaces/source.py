@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
 from penstock.clock import MonotonicTime, SystemClock, WallTime
 from penstock.elements import ObservedMetrics, SourcePartitions
-from penstock.facts import Fact
+from penstock.facts import Counted, Fact
 from penstock.handles import (
     RECEIVED,
     UNLOGGED,
@@ -78,14 +78,6 @@ class WriteAhead(Protocol):
         """
         ...
 
-    def find_key(self, key: str, now: int) -> RequestKey | None:
-        """The request with this key, if its rows are in a block and its horizon has not ended."""
-        ...
-
-    def has_room_for_key(self, now: int, in_flight: int) -> bool:
-        """Whether one more key may be taken, beside those of requests that are not stored yet."""
-        ...
-
     def read(self, block: BlockId) -> bytes:
         """The content of a block.
 
@@ -107,6 +99,18 @@ class WriteAhead(Protocol):
 
     def clean(self) -> int:
         """Delete the blocks that every restorable checkpoint is past; returns their number."""
+        ...
+
+
+class KeyedWriteAhead(WriteAhead, Protocol):
+    """A ``WriteAhead`` that knows the idempotency keys of requests, if ``adopt`` was given limits for them."""
+
+    def find_key(self, key: str, now: int) -> RequestKey | None:
+        """The request with this key, if its rows are in a block and its horizon has not ended."""
+        ...
+
+    def has_room_for_key(self, now: int, in_flight: int) -> bool:
+        """Whether one more key may be taken, beside those of requests that are not stored yet."""
         ...
 
 
@@ -176,10 +180,14 @@ class SourceContext:
     spark: SparkSession
     until: Until = Until.STOPPED
     report: Callable[[Fact], None] = ignore_fact
-    received: WriteAhead | None = None
+    received: KeyedWriteAhead | None = None
     ticks: BatchTicks | None = None
     wall: Callable[[], WallTime] = SystemClock().wall
     resources: JobResources = field(default_factory=JobResources)
+
+    def count(self, name: str, amount: int) -> None:
+        """Let a counter of the source grow, as ``penstock status`` shows it."""
+        self.report(Counted(task=self.uid, name=name, amount=amount))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from penstock.handles import split_replays
 from penstock.interfaces.sink import ChecksLog, CommitContext
 from penstock.interfaces.source import ChecksRows, KnowsEnd, SupportsBacklog
 from penstock.job.received_rows import (
+    refuse_rows_beside_import,
     refuse_shared_folder,
     refuse_unread_rows,
     restored_anyway,
@@ -69,6 +70,7 @@ def decide_start(
         refuse_unread_rows(filesystem, history, restored_anyway(history, resolved, at=at), uids)
     recovery = decide_recovery(history, declared.steps, resolver=declared.resolver, at=at, **resolved)
     refuse_shared_folder(history, restored_manifest(recovery, history), {step.uid for step in declared.steps})
+    refuse_rows_beside_import(filesystem, history, recovery, start.rename)
     _require_export(recovery.bring)
     sinks = {node.uid: node.sink for node in graph.nodes if isinstance(node, Write)}
     check_open(recovery.commit, CommitContext(filesystem=filesystem, job=graph.name, sinks=sinks))

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import paths
-from penstock.checkpoint.received import SEAL, folder_of, recorded, recorded_positions
+from penstock.checkpoint.exported_blocks import has_received, is_left_over, refuse_own_rows
+from penstock.checkpoint.merged_blocks import BlockFiles, folders_of
+from penstock.checkpoint.received import SEAL, folder_of, named_folders, recorded, recorded_positions
 from penstock.checkpoint.recovery import decide_recovery
 from penstock.checkpoint.request_keys import split_keys
 from penstock.connectors.receivers.blocks import decode_block
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from penstock.checkpoint.recovery import Recovery
     from penstock.clock import WallTime
     from penstock.filesystem.base import FileSystem
-    from penstock.handles import BlockId
 
 
 def restored_manifest(recovery: Recovery, history: History) -> Manifest | None:
@@ -98,22 +99,40 @@ def refuse_shared_folder(history: History, restored: Manifest | None, sources: C
             raise StateIncompatible(msg, uid=position.uid)
 
 
+def refuse_rows_beside_import(
+    filesystem: FileSystem, history: History, recovery: Recovery, rename: Mapping[str, str]
+) -> None:
+    """Refuse an import of received rows into a state directory whose source was given rows of its own.
+
+    Raises:
+        StateIncompatible: there are such rows.
+    """
+    bring = recovery.bring
+    if bring is None or bring.is_brought or bring.export.received is None or bring.export.log_id == history.log_id:
+        return
+    sources = {snapshot.task for snapshot in bring.manifest.tasks if has_received(snapshot)}
+    refuse_own_rows(filesystem, sources | {rename[uid] for uid in sources if uid in rename})
+
+
 def unread_rows(
     filesystem: FileSystem, history: History, restored: Manifest | None, kept: Collection[str]
 ) -> Iterator[UnreadRows]:
     """The rows in each folder that is not among these, in the order of their names."""
-    found: dict[str, list[BlockId]] = {}
-    for path in filesystem.list(paths.WAL):
-        block, uid = paths.block_id(path), path.split("/")[1]
-        if block is not None and uid not in kept:
-            found.setdefault(uid, []).append(block)
-    for uid, blocks in sorted(found.items()):
+    named = named_folders(history)
+    for uid, folder in folders_of(filesystem.list(paths.WAL)).items():
+        if uid in kept or is_left_over(uid, named):
+            continue
         position = None if restored is None else recorded(restored, uid, history.log_id)
+        files = BlockFiles(uid, filesystem)
         rows = size = 0
-        for block in blocks:
+        for block in sorted(folder.blocks):
             if position is not None and block < position.next:
                 continue
-            data = filesystem.read(paths.block(uid, block))
+            try:
+                data = files.read(block)
+            except CheckpointUnreadable:  # a merged file is damaged: each of its blocks had a row
+                rows += 1
+                continue
             if data is None or data == SEAL:
                 continue
             size += len(data)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.connectors import staging
 from penstock.connectors.committers import COMMITTERS
 from penstock.connectors.files.committer import HIDDEN, REMEDIES
+from penstock.connectors.limits import check_limit
 from penstock.connectors.staging import StagingWriter
 from penstock.errors import (
     GraphError,
@@ -255,9 +256,7 @@ class Sink:
             ("files_per_checkpoint", self.files_per_checkpoint),
             ("target_file_bytes", self.target_file_bytes),
         ):
-            if number < 1:
-                msg = f"{name} is {number}. Give at least 1, or leave it out."
-                raise GraphError(msg)
+            check_limit(name, number)
         for name in self.options:
             if "." not in name:
                 text.check_effect(name, _EFFECTIVE[self.format], f"{self.format} is written")

@@ -22,6 +22,7 @@ from penstock.connectors.files.ranges import FileFormat, check_parquet_schema, p
 from penstock.connectors.files.reader import FileReading, FilesReader
 from penstock.connectors.files.removal import Removal, found_at_start
 from penstock.connectors.files.watched import WatchedDirectory
+from penstock.connectors.limits import check_limit
 from penstock.errors import GraphError
 from penstock.formats import text
 from penstock.handles import Guarantee
@@ -155,9 +156,7 @@ class Source:
             msg = "partition_columns are in the names of folders below, which are not read. Add recursive=True."
             raise GraphError(msg)
         for name, number in (("max_files_per_batch", max_files_per_batch), ("split_bytes", split_bytes)):
-            if number is not None and number < 1:
-                msg = f"{name} is {number}. Give at least 1."
-                raise GraphError(msg)
+            check_limit(name, number)
         root = os.path.abspath(path.removeprefix("file://"))
         values: dict[str, object] = {
             "path": root,

@@ -182,13 +182,6 @@ def check_shards(shards: object, *, has_transactions: bool) -> None:
         raise GraphError(msg)
 
 
-def check_limit(name: str, value: object) -> None:
-    """Raise ``GraphError`` unless ``value`` is ``None`` or a whole number of at least 1."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        msg = f"{name} is {value!r}, but must be a whole number of at least 1, or None."
-        raise GraphError(msg)
-
-
 def parse_servers(servers: object) -> str:
     """``bootstrap.servers`` as librdkafka takes it: each ``host:port``, with commas between.
 

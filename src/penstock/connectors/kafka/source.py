@@ -18,7 +18,6 @@ from penstock.connectors.kafka.config import (
     OnLostOffsets,
     ReadIn,
     check_choice,
-    check_limit,
     check_options,
     choose_commit_mode,
     parse_group,
@@ -37,6 +36,7 @@ from penstock.connectors.kafka.offsets import (
     parse_start,
     parse_stop,
 )
+from penstock.connectors.limits import check_limit
 from penstock.handles import Guarantee
 
 if TYPE_CHECKING:

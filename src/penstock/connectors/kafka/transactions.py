@@ -121,7 +121,7 @@ def reaction(step: Step, failure: ClientFailure, *, repeats: int = 0) -> Reactio
 
 # ---- one identity in this process ------------------------------------------------------------------------------------
 
-_RENEW_AFTER: Final = 600_000_000
+RENEW_AFTER: Final = 600_000_000
 """Microseconds after which a marker is written again, so that it does not expire while the job runs."""
 
 
@@ -199,7 +199,7 @@ class Publisher:
     @property
     def is_old(self) -> bool:
         """Whether the marker should be written again."""
-        return self._written is None or self._clock.now() - self._written >= _RENEW_AFTER
+        return self._written is None or self._clock.now() - self._written >= RENEW_AFTER
 
     def close(self) -> None:
         """Throw the producer away; the next call begins at the fence."""

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.clock import Clock, SystemClock, parse_duration
+from penstock.connectors.limits import check_limit
 from penstock.connectors.receivers.blocks import BlockLimits
 from penstock.connectors.receivers.http_admission import (
     AdmissionRules,
@@ -32,7 +33,6 @@ from penstock.connectors.receivers.receiver import (
 from penstock.connectors.receivers.rows import Receiver, RequestStore, Store
 from penstock.connectors.secrets import EnvironmentSecret, FileSecret, SecretRef, env, file
 from penstock.errors import GraphError, PenstockError
-from penstock.facts import Counted
 from penstock.handles import RECEIVED, Guarantee, KeyLimits, Position, RequestKey
 
 if TYPE_CHECKING:
@@ -344,9 +344,7 @@ class Source:
             "max_connections": max_connections,
         }
         for name, value in least.items():
-            if value is not None and (not isinstance(value, int) or value < 1):
-                msg = f"{name}={value!r} is not possible. Give a whole number of at least 1."
-                raise GraphError(msg)
+            check_limit(name, value)
         references = _references(tokens)
         self._check_address(host, port, path)
         self._check_open(host, references, certificate, private_key, behind_proxy=behind_proxy)
@@ -428,11 +426,13 @@ class Source:
 
     def schema(self, spark: SparkSession) -> StructType:
         """The declared columns, with those of bad records if asked for."""
-        from pyspark.sql.types import StringType
-
         from penstock.formats.text import struct_type
 
-        columns = struct_type(spark, self.columns)
+        return self._with_bad(struct_type(spark, self.columns))
+
+    def _with_bad(self, columns: StructType) -> StructType:
+        from pyspark.sql.types import StringType
+
         if not self.with_bad:
             return columns
         taken = sorted({"_bad", "_corrupt_record"} & {name.lower() for name in columns.names})
@@ -452,7 +452,8 @@ class Source:
         from penstock.formats.json_arrow import decoder_of
         from penstock.formats.text import struct_type
 
-        decoder = decoder_of(struct_type(context.spark, self.columns))
+        columns = struct_type(context.spark, self.columns)
+        decoder = decoder_of(columns)
         if decoder is None:
             msg = (
                 "A column of the webhook has a type that JSON is not decoded to here, such as MAP or VARIANT. Declare "
@@ -460,11 +461,8 @@ class Source:
             )
             raise GraphError(msg, uid=context.uid)
 
-        def count(name: str, amount: int) -> None:
-            context.report(Counted(task=context.uid, name=name, amount=amount))
-
-        receiver = WebhookReceiver(self, context.uid, decoder.in_zone("UTC"), context.resources, count)
-        return ReceiverReader(context, receiver, self.schema(context.spark), self.limits, resume, keys=self.keys)
+        receiver = WebhookReceiver(self, context.uid, decoder.in_zone("UTC"), context.resources, context.count)
+        return ReceiverReader(context, receiver, self._with_bad(columns), self.limits, resume, keys=self.keys)
 
     def describe(self) -> str:
         """The address, for people."""

@@ -195,6 +195,8 @@ def _store_reliably(store: Store, channel: FrameSocket, number: int, data: bytes
         store.store_reliably(_table(data))
     except PenstockError as error:
         answer = (_REFUSED, number, str(error).encode())
+    except Exception as error:  # whatever it is, the caller in the child is told
+        answer = (_REFUSED, number, f"Rows could not be stored: {type(error).__name__}: {sentence(error)}".encode())
     else:
         answer = (_DURABLE, number, b"")
     with contextlib.suppress(OSError):  # the child is gone; its rows are durable all the same
@@ -219,7 +221,6 @@ class _SocketWriter(TableWriter):
         self._next = 0
         self._waiting: dict[int, threading.Event] = {}
         self._refusals: dict[int, str] = {}
-        self._gone = False
 
     def add(self, table: pa.Table, *, reliably: bool) -> None:
         """Send rows; with ``reliably`` wait for the answer.

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from penstock.clock import MonotonicTime, WallTime
+from penstock.connectors.limits import check_limit
 from penstock.connectors.receivers.batch_clock import BatchClock
 from penstock.connectors.receivers.blocks import BlockLimits, BlockWriter, decode_block, tick_of
 from penstock.connectors.receivers.rows import Receiver, RequestStore, RowStore, Store, fit
 from penstock.connectors.receivers.unlogged import UnloggedBlocks
 from penstock.elements import ObservedMetrics
 from penstock.errors import GraphError, PenstockError, SourceUnavailable, StateIncompatible, sentence
-from penstock.facts import Counted, SourceLag
+from penstock.facts import SourceLag
 from penstock.handles import RECEIVED, UNLOGGED, BlockId, CheckpointId, Guarantee, KeyLimits, Position
 from penstock.interfaces.source import (
     CaughtUp,
     Ended,
+    KeyedWriteAhead,
     NoData,
     PlannedBatch,
     PollResult,
@@ -82,8 +84,9 @@ class ReceiverReader:
         keys: KeyLimits | None = None,
     ) -> None:
         self._uid = context.uid
-        self._report = context.report
-        self._blocks = _write_ahead(context) if durable else UnloggedBlocks(context.uid)
+        self._report, self._count = context.report, context.count
+        logged = _write_ahead(context) if durable else None
+        self._blocks: WriteAhead = UnloggedBlocks(context.uid) if logged is None else logged
         adopted = self._blocks.adopt(resume, keys)
         self._adopted, self._skip = list(adopted.blocks), adopted.row
         self._next: tuple[BlockId, int] | None = None  # the position, once rows were read
@@ -103,8 +106,8 @@ class ReceiverReader:
         self._writer = BlockWriter(context.uid, self._blocks, limits, lambda: self._clock.label(context.wall()))
         store = (
             RowStore(self._columns, self._writer, durable=durable)
-            if keys is None
-            else RequestStore(self._columns, self._writer, self._blocks)
+            if keys is None or logged is None
+            else RequestStore(self._columns, self._writer, logged)
         )
         self._runner = _ReceiverThread(context.uid, receiver, store, self._writer)
         self._started = self._is_stopped = False
@@ -123,7 +126,9 @@ class ReceiverReader:
         if (failure := self._failure()) is not None:
             raise failure
         is_over = self._is_over()  # asked before the last block is
-        self._count_missed(self._clock.poll(wall, self._next_tick() if self._clock.is_catching_up else None))
+        missed = self._clock.poll(wall, self._next_tick() if self._clock.is_catching_up else None)
+        if missed:
+            self._count("ticks_missed", missed)
         table = self._take(limits)
         self._report_lag(now)
         if table is not None:
@@ -153,10 +158,6 @@ class ReceiverReader:
     def _next_tick(self) -> int | None:
         """The tick of the next row; ``None`` if there is none."""
         return self._block_tick if self._table is not None or self._open_next() else None
-
-    def _count_missed(self, ticks: int) -> None:
-        if ticks:
-            self._report(Counted(task=self._uid, name="ticks_missed", amount=ticks))
 
     def _failure(self) -> PenstockError | None:
         failure = self._writer.failure or self._runner.failure
@@ -257,7 +258,7 @@ class ReceiverReader:
         try:
             self._blocks.clean()
         except PenstockError as error:
-            log.warning("blocks of source %s could not be deleted: %s", self._uid, error)
+            log.warning("blocks of source %s could not be deleted or merged: %s", self._uid, error)
 
     def close(self) -> None:
         """Stop the receiver; what it has stored is written, and read by the next start."""
@@ -268,7 +269,7 @@ class ReceiverReader:
             self._runner.join(_JOIN_SECONDS)
 
 
-def _write_ahead(context: SourceContext) -> WriteAhead:
+def _write_ahead(context: SourceContext) -> KeyedWriteAhead:
     if context.received is None:
         msg = (
             "A source that receives rows keeps them in the state directory of a job, and here is none. Run the "
@@ -342,16 +343,10 @@ def block_limits(
     Raises:
         GraphError: one of them is impossible.
     """
-    least = {
-        "block_interval_ms": (block_interval_ms, 0),
-        "block_bytes": (block_bytes, 1),
-        "max_backlog_rows": (max_backlog_rows, 1),
-        "max_backlog_bytes": (max_backlog_bytes, 1),
-    }
-    for name, (value, smallest) in least.items():
-        if not isinstance(value, int) or value < smallest:
-            msg = f"{name}={value!r} is not possible. Give a whole number of at least {smallest}."
-            raise GraphError(msg)
+    check_limit("block_interval_ms", block_interval_ms, least=0)
+    check_limit("block_bytes", block_bytes)
+    check_limit("max_backlog_rows", max_backlog_rows)
+    check_limit("max_backlog_bytes", max_backlog_bytes)
     return BlockLimits(
         interval_ms=block_interval_ms,
         bytes=block_bytes,

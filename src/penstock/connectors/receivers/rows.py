@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from penstock.connectors.receivers.blocks import BlockWriter
     from penstock.handles import RequestKey
-    from penstock.interfaces.source import WriteAhead
+    from penstock.interfaces.source import KeyedWriteAhead
 
 Rows: TypeAlias = "Iterable[Mapping[str, Any] | Sequence[Any] | bytes | str] | pa.Table"
 """Rows as dictionaries by column, as tuples in the order of the columns, as text or bytes of the only one, or Arrow."""
@@ -145,7 +145,7 @@ class RequestStore(RowStore):
         blocks: the write-ahead log, which knows the keys of requests.
     """
 
-    def __init__(self, schema: pa.Schema, writer: BlockWriter, blocks: WriteAhead) -> None:
+    def __init__(self, schema: pa.Schema, writer: BlockWriter, blocks: KeyedWriteAhead) -> None:
         super().__init__(schema, writer)
         self._blocks_writer = writer
         self.blocks = blocks

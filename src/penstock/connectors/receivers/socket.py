@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from penstock.connectors.limits import check_limit
 from penstock.connectors.receivers.blocks import BlockLimits
 from penstock.connectors.receivers.receiver import ReceiverReader, block_limits
 from penstock.connectors.receivers.rows import Receiver, Store
 from penstock.errors import GraphError, SourceUnavailable
-from penstock.facts import Counted
 from penstock.handles import RECEIVED, UNLOGGED, Guarantee, Position
 
 if TYPE_CHECKING:
@@ -105,12 +105,12 @@ class SocketReceiver(Receiver):
 
     Args:
         source: what the user declared.
-        count_bad: gets the number of bad records of each read.
+        count: gets the names of counters, and by how much they grow.
     """
 
-    def __init__(self, source: Source, count_bad: Callable[[int], None]) -> None:
+    def __init__(self, source: Source, count: Callable[[str, int], None]) -> None:
         self._source = source
-        self._count_bad = count_bad
+        self._count = count
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -181,7 +181,7 @@ class SocketReceiver(Receiver):
         found = list(records)
         bad = sum(wrong is not None for _, wrong in found)
         if bad:
-            self._count_bad(bad)
+            self._count("bad_records", bad)
         rows = found if self._source.with_bad else [(text,) for text, wrong in found if wrong is None]
         if rows:
             store.store(rows)
@@ -253,13 +253,8 @@ class Source:
             msg = "delimiter='' is not possible. Give the text that ends a record, such as '\\n'."
             raise GraphError(msg)
         for name in ("max_record_bytes", "max_attempts", "connect_timeout_ms", "read_timeout_ms"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                msg = f"{name}={value!r} is not possible. Give a number of at least 1."
-                raise GraphError(msg)
-        if self.retry_delay_ms < 0:
-            msg = f"retry_delay_ms={self.retry_delay_ms!r} is not possible. Give 0 or more."
-            raise GraphError(msg)
+            check_limit(name, getattr(self, name))
+        check_limit("retry_delay_ms", self.retry_delay_ms, least=0)
         self._check_encoding()
         self._limits()
 
@@ -311,11 +306,7 @@ class Source:
             StateIncompatible: the position is of another kind, or belongs to other blocks.
             CheckpointUnreadable: a block is missing.
         """
-
-        def count(bad: int) -> None:
-            context.report(Counted(task=context.uid, name="bad_records", amount=bad))
-
-        receiver = SocketReceiver(self, count)
+        receiver = SocketReceiver(self, context.count)
         schema = self.schema(context.spark)
         return ReceiverReader(context, receiver, schema, self._limits(), resume, durable=self.durable)
 

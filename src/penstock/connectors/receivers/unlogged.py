@@ -23,7 +23,7 @@ class UnloggedBlocks:
         self._blocks: dict[BlockId, bytes] = {}
         self._next = 0
 
-    def adopt(self, resume: Position | None, keys: KeyLimits | None = None) -> AdoptedBlocks:  # noqa: ARG002 - see find_key
+    def adopt(self, resume: Position | None, keys: KeyLimits | None = None) -> AdoptedBlocks:  # noqa: ARG002 - requests with keys need a log
         """No blocks: those of an earlier process are lost.
 
         Raises:
@@ -47,14 +47,6 @@ class UnloggedBlocks:
 
     def check(self) -> None:
         """Do nothing: no row is acknowledged as durable."""
-
-    def find_key(self, key: str, now: int) -> RequestKey | None:  # noqa: ARG002
-        """None: a source that answers requests keeps a log."""
-        return None
-
-    def has_room_for_key(self, now: int, in_flight: int) -> bool:  # noqa: ARG002
-        """Never: likewise."""
-        return False
 
     def read(self, block: BlockId) -> bytes:
         """The content of a block, once.
