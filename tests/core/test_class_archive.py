@@ -88,6 +88,15 @@ def test_one_that_changes_in_its_time_alone_does_too_since_java_compares_it(mach
     assert place(machine).key != before
 
 
+def test_the_order_in_which_the_jars_are_listed_counts_since_it_is_that_of_the_class_path(
+    machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's class path ends with ``jars/*``; another file system lists the same folder in another order."""
+    before, listed = place(machine).key, os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed(path)[::-1])
+    assert place(machine).key != before
+
+
 @pytest.mark.parametrize(
     ("variables", "settings", "why"),
     [

@@ -224,7 +224,7 @@ def _found(environment: Mapping[str, str], settings: Mapping[str, str]) -> Class
         raise _NoArchive(msg)
     parts: list[object] = [str(java), release, str(spark), str(conf)]
     parts += [_stamp(java / "lib" / "server" / name) for name in ("libjvm.so", "libjvm.dylib", "classes.jsa")]
-    parts += sorted(_stamp(jar) for jar in (spark / "jars").iterdir())
+    parts += [_stamp(spark / "jars" / jar) for jar in os.listdir(spark / "jars")]  # in the order that Java takes them
     key = sha256(json.dumps(parts).encode()).hexdigest()[:16]
     return ClassArchive(folder=_cache_folder(environment), key=key, java=int(version[1]))
 
