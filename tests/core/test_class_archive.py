@@ -107,6 +107,7 @@ def test_the_order_in_which_the_jars_are_listed_counts_since_it_is_that_of_the_c
         ({"HADOOP_CONF_DIR": "/etc/hadoop"}, {}, "HADOOP_CONF_DIR is set"),
         ({"JAVA_HOME": "/gone"}, {}, "no Java"),
         ({"SPARK_HOME": "/gone"}, {}, "no Spark"),
+        ({"HOME": "", "XDG_CACHE_HOME": ""}, {}, "no home folder"),
         ({"XDG_CACHE_HOME": "relative"}, {}, "no home folder"),
     ],
 )
@@ -213,9 +214,13 @@ def test_an_attempt_that_failed_is_not_repeated_by_each_run(machine: dict[str, s
     assert archive.is_due(now=0.0)
     with archive.making():
         pass
-    tried = next(archive.folder.glob(".*.lock")).stat().st_mtime
-    assert not archive.is_due(now=tried + RETRY_SECONDS - 1)
-    assert archive.is_due(now=tried + RETRY_SECONDS)
+    lock = next(archive.folder.glob(".*.lock"))
+    os.utime(lock, (1_000, 1_000))
+    assert not archive.is_due(now=1_000 + RETRY_SECONDS - 1)
+    assert archive.is_due(now=1_000 + RETRY_SECONDS)
+    with archive.making():
+        pass
+    assert not archive.is_due(now=1_000 + RETRY_SECONDS), "it was tried again just now"
 
 
 # ------------------------------------------------------------------------------------------------------- starts of JVMs

@@ -81,7 +81,7 @@ def make_in_background(clock: Clock) -> bool:
     if archive_use(os.environ) != "make" or not _is_one_machine(settings.get(MASTER) or DEFAULT_MASTER):
         return False
     archive = class_archive(os.environ, settings)
-    if isinstance(archive, str) or archive.find() is not None or not archive.is_due(clock.wall() / 1_000_000):
+    if isinstance(archive, str) or archive.is_there or not archive.is_due(clock.wall() / 1_000_000):
         return False
     with suppress(OSError):  # too many processes: the next run tries again
         subprocess.Popen(
@@ -171,7 +171,7 @@ def main() -> int:
         return 0
     os.nice(LOWEST_PRIORITY)
     archive = class_archive(os.environ, read_configuration().settings)
-    if isinstance(archive, str) or not archive.is_due(SystemClock().wall() / 1_000_000):
+    if isinstance(archive, str) or archive.is_there or not archive.is_due(SystemClock().wall() / 1_000_000):
         return 0
     with suppress(WarmingFailed):  # nobody listens; doctor --warm says why
         make_archive(archive)

@@ -76,6 +76,11 @@ class ClassArchive:
     key: str
     java: int
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a file with its name, whole or not."""
+        return any(self.folder.glob(f"spark-{self.key}-*.jsa"))
+
     def find(self) -> Path | None:
         """The archive, if one is there that is whole and this user's; a damaged one is deleted.
 
@@ -204,6 +209,8 @@ def class_archive(environment: Mapping[str, str], settings: Mapping[str, str]) -
         return _found(environment, settings)
     except _NoArchive as error:
         return str(error)
+    except OSError as error:
+        return f"{error.filename} cannot be read: {error.strerror}"
 
 
 class _NoArchive(Exception):
