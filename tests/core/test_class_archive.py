@@ -12,7 +12,6 @@ import pytest
 from pyspark import java_gateway
 
 from penstock.admin import warming
-from penstock.admin.doctor import DoctorOptions, class_archive_of
 from penstock.admin.doctor_checks import Status
 from penstock.clock import SystemClock
 from penstock.errors import SettingsError
@@ -300,8 +299,8 @@ def test_after_a_run_a_process_makes_the_archive_once_and_only_where_it_is_of_us
 def test_doctor_says_where_the_archive_is_and_makes_it_if_asked(
     here: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(**options: bool) -> tuple[Status, str]:
-        finding = class_archive_of(DoctorOptions(state="state", **options), announce=lambda _: None)
+    def look(*, warm: bool = False) -> tuple[Status, str]:
+        finding = warming.class_archive_of({}, make=warm, announce=lambda _: None)
         return finding.status, finding.found
 
     assert look() == (
@@ -318,6 +317,8 @@ def test_doctor_says_where_the_archive_is_and_makes_it_if_asked(
         return ""
 
     monkeypatch.setattr(warming, "_run_job", run)
+    with place(here).making():
+        assert look(warm=True) == (Status.OK, "another process is writing it")
     made_now = look(warm=True)
     assert made_now == look()
     assert made_now[1].startswith(here["XDG_CACHE_HOME"])

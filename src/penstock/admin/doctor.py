@@ -31,7 +31,7 @@ from penstock.admin.doctor_checks import (
     warn,
 )
 from penstock.admin.doctor_kafka import look_at_brokers, look_at_transactions
-from penstock.admin.warming import WarmingFailed, make_archive
+from penstock.admin.warming import class_archive_of
 from penstock.clock import Clock, SystemClock
 from penstock.connectors.files.sink import Sink as FilesSink
 from penstock.connectors.files.source import Source as FilesSource
@@ -42,7 +42,6 @@ from penstock.errors import PenstockError, SettingsError, StateDirectoryRefused
 from penstock.filesystem.local import NETWORK, LocalFileSystem, kind_of
 from penstock.graph.nodes import Graph, Read, Write
 from penstock.interfaces.source import SupportsBacklog
-from penstock.spark.class_archive import VARIABLE, archive_use, class_archive
 from penstock.spark.configuration import (
     DEFAULT_MASTER,
     MASTER,
@@ -109,7 +108,8 @@ def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Itera
         yield from look_at_connectors(graph)
     yield from _brokers(options.servers, graph, announce)
     yield from _own_session()
-    yield class_archive_of(options, announce)
+    configured = {} if options.configuration is None else options.configuration.settings
+    yield class_archive_of(configured, make=options.warm, announce=announce)
     if options.spark:
         announce("starting Spark")
         yield try_spark()
@@ -176,41 +176,6 @@ def _own_session() -> Iterator[Finding]:
     session = current_session()
     if session is not None and is_classic(session):
         yield from session_of(session)
-
-
-# ---- the archive of Spark's classes ----------------------------------------------------------------------------------
-
-CLASS_ARCHIVE: Final = "class archive"
-"""Name of its finding."""
-
-
-def class_archive_of(options: DoctorOptions, announce: Callable[[str], None]) -> Finding:
-    """Check the archive with which JVMs start sooner, and make it if that was asked for and there is none."""
-    settings = {} if options.configuration is None else options.configuration.settings
-    try:
-        use = archive_use(os.environ)
-    except SettingsError as error:
-        return fail(CLASS_ARCHIVE, str(error), "a session would be refused with the same words")
-    if use == "off":
-        return ok(CLASS_ARCHIVE, f"switched off by {VARIABLE}")
-    archive = class_archive(os.environ, settings)
-    if isinstance(archive, str):
-        return ok(CLASS_ARCHIVE, f"none can be used, so Spark starts more slowly: {archive}")
-    path = archive.find()
-    if path is None and options.warm:
-        announce("writing the archive of Spark's classes")
-        try:
-            path = make_archive(archive)
-        except WarmingFailed as error:
-            return warn(CLASS_ARCHIVE, str(error), "jobs run without it; correct it, or set PENSTOCK_CLASS_ARCHIVE=off")
-    return _class_archive_finding(path, is_made_by_runs=use == "make")
-
-
-def _class_archive_finding(path: Path | None, *, is_made_by_runs: bool) -> Finding:
-    if path is not None:
-        return ok(CLASS_ARCHIVE, f"{path}, {path.stat().st_size / MIB:.0f} MiB: Spark starts with it")
-    by_run = "penstock run makes one after its first orderly end, or " if is_made_by_runs else ""
-    return ok(CLASS_ARCHIVE, f"none yet: {by_run}penstock doctor --warm makes it now")
 
 
 # ---- inputs and outputs of the pipeline ------------------------------------------------------------------------------

@@ -10,15 +10,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Final
 
 import penstock as ps
+from penstock.admin.doctor_checks import Finding, fail, ok, warn
 from penstock.clock import Clock, SystemClock
-from penstock.errors import Domain, PenstockError
+from penstock.errors import Domain, PenstockError, SettingsError
 from penstock.settings import PREFIX
 from penstock.spark.class_archive import VARIABLE, ClassArchive, archive_use, class_archive
 from penstock.spark.configuration import (
@@ -98,6 +99,43 @@ def make_in_background(clock: Clock) -> bool:
 
 def _is_one_machine(master: str) -> bool:
     return master.startswith("local") and not master.startswith("local-cluster")
+
+
+# ---- for people ------------------------------------------------------------------------------------------------------
+
+FINDING: Final = "class archive"
+"""Name of the finding of ``penstock doctor``."""
+_MIB: Final = 1 << 20
+
+
+def class_archive_of(settings: Mapping[str, str], *, make: bool, announce: Callable[[str], None]) -> Finding:
+    """Check the archive with which JVMs start sooner.
+
+    Args:
+        settings: of Spark's configuration.
+        make: make it if there is none, which takes half a minute.
+        announce: called with a line before that.
+    """
+    try:
+        use = archive_use(os.environ)
+    except SettingsError as error:
+        return fail(FINDING, str(error), "a session would be refused with the same words")
+    if use == "off":
+        return ok(FINDING, f"switched off by {VARIABLE}")
+    archive = class_archive(os.environ, settings)
+    if isinstance(archive, str):
+        return ok(FINDING, f"none can be used, so Spark starts more slowly: {archive}")
+    path = archive.find()
+    by_run = "penstock run makes one after its first orderly end, or " if use == "make" else ""
+    none = f"none yet: {by_run}penstock doctor --warm makes it now"
+    if path is None and make:
+        announce("writing the archive of Spark's classes")
+        none = "another process is writing it"
+        try:
+            path = make_archive(archive)
+        except WarmingFailed as error:
+            return warn(FINDING, str(error), f"jobs run without it: correct it, or set {VARIABLE}=off")
+    return ok(FINDING, none if path is None else f"{path}, {path.stat().st_size / _MIB:.0f} MiB: Spark starts with it")
 
 
 # ---- the process with the JVM ----------------------------------------------------------------------------------------
