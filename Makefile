@@ -32,7 +32,7 @@ $(INSTALLED): requirements/build.txt requirements/dev.txt pyproject.toml tools/s
 # A hundred sessions of a test run start in half the time; without it they all work as well.
 $(CLASSES): $(INSTALLED)
 	@echo "writing an archive of Spark's classes, from which tests start their JVMs"
-	@$(WITH_JAVA) PYTHONPATH=tests $(BIN)/python tools/spark_classes.py $@ > /dev/null 2>&1 || echo "none was written: they load them"
+	@$(WITH_JAVA) $(BIN)/python tools/spark_classes.py $@ > /dev/null 2>&1 || echo "none was written: they load them"
 
 ##@ Check
 .PHONY: check fmt lint types imports
@@ -117,7 +117,7 @@ newcomer: $(INSTALLED) ## a new user's first minutes, from the wheel on; ARGS=--
 	@$(WITH_JAVA) PYTHONPATH=tests $(BIN)/python tests/crash/newcomer.py $(ARGS)
 
 ##@ Measure
-.PHONY: bench-windows bench-checkpoint bench-kafka bench-kafka-out bench-latency bench-files bench-receivers soak
+.PHONY: bench-windows bench-checkpoint bench-kafka bench-kafka-out bench-latency bench-files bench-receivers bench-start soak
 bench-windows: $(INSTALLED) ## windows against Structured Streaming and a plain Spark job, side by side; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/windows.py $(ARGS)
 
@@ -138,6 +138,9 @@ bench-files: $(INSTALLED) ## many small files and one big one, against Structure
 
 bench-receivers: $(INSTALLED) ## rows that clients POST, and lines of a socket against Structured Streaming; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/receivers.py $(ARGS)
+
+bench-start: $(INSTALLED) ## a command on ten rows from its start to its end, against spark-submit of the same job; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python bench/start.py $(ARGS)
 
 soak: $(INSTALLED) ## MINUTES=10 of windows that open and close: does anything grow?
 	@$(WITH_JAVA) $(BIN)/python bench/soak.py --minutes $(or $(MINUTES),10)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# What a test starts looks for nothing in the user's cache folder, and makes nothing there.
+os.environ.setdefault("PENSTOCK_CLASS_ARCHIVE", "off")
+
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     # Shells and nohup have what runs in the background ignore these, and what a test starts would inherit that.
     if signal.getsignal(_number) is signal.SIG_IGN:

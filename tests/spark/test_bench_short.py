@@ -1,4 +1,4 @@
-"""Short forms of ``make bench-checkpoint`` and ``make soak``: the same parts, on the session of the test run."""
+"""Short forms of ``make bench-checkpoint``, ``make bench-start`` and ``make soak``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from bench import checkpoint, soak  # noqa: E402 - found through the path above
+from bench import checkpoint, soak, start  # noqa: E402 - found through the path above
 from bench.checkpoint_job import Told, pipeline, rewritten  # noqa: E402
 
 import penstock as ps  # noqa: E402
@@ -90,3 +90,11 @@ def test_what_grows_is_seen_by_the_soak():
     assert growth.pop("open_files_growth") == 20
     assert set(growth.values()) == {3.0}
     assert (figures["rdds_max"], figures["files_max"]) == (30, 30)
+
+
+def test_a_short_start_compares_commands_that_publish_the_same(tmp_path):
+    seconds = start.measure(tmp_path, 2, "local[2]", tell=lambda _: None)
+    assert {name: len(values) for name, values in seconds.items()} == {start.OURS: 2, start.BARE: 2, start.THEIRS: 2}
+    figures = start.figures_of(seconds)
+    assert {"start_ratio", "archive_ratio"} <= figures.keys()
+    assert 0 < figures["start_ratio_least"] <= figures["start_ratio"] <= figures["start_ratio_most"]

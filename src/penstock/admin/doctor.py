@@ -31,6 +31,7 @@ from penstock.admin.doctor_checks import (
     warn,
 )
 from penstock.admin.doctor_kafka import look_at_brokers, look_at_transactions
+from penstock.admin.warming import class_archive_of
 from penstock.clock import Clock, SystemClock
 from penstock.connectors.files.sink import Sink as FilesSink
 from penstock.connectors.files.source import Source as FilesSource
@@ -73,6 +74,7 @@ class DoctorOptions:
         spark: make a session, which takes seconds.
         configuration: of Spark, as a session that is made now would have it; ``None`` leaves the line out.
         project: the path of the project's file, and the keys that it has; ``None`` if there is none.
+        warm: make the archive of Spark's classes if there is none, which takes half a minute.
     """
 
     state: str
@@ -81,6 +83,7 @@ class DoctorOptions:
     spark: bool = True
     configuration: SparkConfiguration | None = None
     project: tuple[str, ...] | None = None
+    warm: bool = False
 
 
 def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Iterator[Finding]:
@@ -105,6 +108,8 @@ def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Itera
         yield from look_at_connectors(graph)
     yield from _brokers(options.servers, graph, announce)
     yield from _own_session()
+    configured = {} if options.configuration is None else options.configuration.settings
+    yield class_archive_of(configured, make=options.warm, announce=announce)
     if options.spark:
         announce("starting Spark")
         yield try_spark()

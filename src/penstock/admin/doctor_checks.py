@@ -73,7 +73,7 @@ def worst(findings: Iterable[Finding]) -> Status:
 
 # ---- environment variables -------------------------------------------------------------------------------------------
 
-_OTHERS: Final = ("MASTER", "FAILPOINTS", "FAILPOINTS_RECORD", "LIFELINE")
+_OTHERS: Final = ("MASTER", "CLASS_ARCHIVE", "FAILPOINTS", "FAILPOINTS_RECORD", "LIFELINE")
 """Variables that penstock reads in addition to the settings of a job."""
 _ARMED: Final = f"{PREFIX}FAILPOINTS"
 

@@ -27,6 +27,7 @@ from penstock.cli.options import Flag
 from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError
 from penstock.cli.process import LIFELINE, kill_process_tree, process_tree
 from penstock.control.client import JobDirectory
+from penstock.spark.class_archive import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -284,6 +285,7 @@ def _environment(temporary: str) -> dict[str, str]:
     options = f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
     present = os.environ.get("SPARK_SUBMIT_OPTS")
     return os.environ | {
+        VARIABLE: "use",  # a process that makes one would outlive the demo
         "TMPDIR": temporary,
         "SPARK_LOCAL_DIRS": temporary,
         "SPARK_SUBMIT_OPTS": f"{present} {options}" if present else options,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from penstock.admin.doctor import DoctorOptions, examine
 from penstock.admin.doctor_checks import Finding, Status, worst
-from penstock.cli.options import STATE, AsJson, State, load_pipeline
+from penstock.cli.options import STATE, AsJson, Flag, State, load_pipeline
 from penstock.cli.output import CommandOutput, ExitCode, Output, ProgressLine
 from penstock.cli.project_file import find_project
 from penstock.cli.spark_options import NO_OPTIONS, SparkArguments
@@ -36,6 +36,9 @@ def doctor(
     spark: Annotated[
         bool, Parameter(name="--spark", negative="--no-spark", help="Make a session and run a job in it.")
     ] = True,
+    warm: Annotated[
+        bool, Flag, Parameter(help="Make the archive with which Spark starts sooner, if there is none.")
+    ] = False,
     options: SparkArguments = NO_OPTIONS,
     as_json: AsJson = False,
     output: CommandOutput,
@@ -50,6 +53,7 @@ def doctor(
         pipeline=loaded,
         configuration=configuration,
         project=None if project is None else (str(project.path), *project.keys),
+        warm=warm,
     )
     if as_json:
         findings = list(examine(looked_at, announce=lambda _: None))

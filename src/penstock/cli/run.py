@@ -331,7 +331,12 @@ class _Runner:
             self._jvm_watch.release()
             self._over.set()
             self._close_lines()
-        return ExitCode.INTERRUPTED if job.is_cut_short else ExitCode.ENDED
+        if job.is_cut_short:
+            return ExitCode.INTERRUPTED
+        from penstock.admin.warming import make_in_background
+
+        make_in_background(SystemClock())  # for the next start; the JVM of this one has ended
+        return ExitCode.ENDED
 
     def _job(self) -> Job:
         from penstock.job.job import make_job

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.events import StopRequested
 from penstock.checkpoint.history import LogMark
 from penstock.checkpoint.log import Log
+from penstock.checkpoint.recovery import Recovery
 from penstock.clock import MAX_WAIT, Clock
 from penstock.compiler.analysis import analyze
 from penstock.compiler.tasks import build_tasks
@@ -22,6 +23,7 @@ from penstock.dead_letters.letters import with_dead_letter_folders
 from penstock.errors import Domain, EngineDied, GenerationFenced, PenstockError, SettingsError
 from penstock.facts import Listener, Restarting
 from penstock.filesystem import resolve
+from penstock.filesystem.ahead import SettledAhead
 from penstock.filesystem.base import FileSystem
 from penstock.graph.nodes import Graph
 from penstock.graph.queries import side_outputs
@@ -30,7 +32,13 @@ from penstock.interfaces.source import Until
 from penstock.job.attempt import Attempt
 from penstock.job.decision import decide_start, refusal
 from penstock.job.failures import to_penstock_error
-from penstock.job.start import StartOptions, declare_without_columns, recorded_positions, unchosen_timezone
+from penstock.job.start import (
+    StartOptions,
+    declare_without_columns,
+    recorded_positions,
+    restored_files,
+    unchosen_timezone,
+)
 from penstock.job.wiring import JobEnvironment
 from penstock.observability.report import Report
 from penstock.observability.status_file import StatusFileWriter
@@ -222,6 +230,7 @@ class JobRunner:
         self._strategy = RESTART_STRATEGIES[settings.restart]
         self._status_file: StatusFileWriter | None = None
         self._lock = threading.Lock()
+        self._checks: SettledAhead | None = None
         self._attempt: Attempt | None = None
         self._is_given_up = False
         self._cut_short: PenstockError | None = None
@@ -253,13 +262,14 @@ class JobRunner:
         session = ExitStack()
         try:
             self._lifecycle.to(JobState.RESTORING)
-            filesystem = resolve(f"{self._state}/{self._name}")
+            filesystem = self._checks = SettledAhead(resolve(f"{self._state}/{self._name}"))
+            session.callback(filesystem.end)
             job_log = Log(filesystem, job=self._name, new_id=new_id, pause=self._stop.pause)
             files = ControlFiles(filesystem)
             check_owner = self._owner_check(job_log, files)
             check_owner()  # before a session is made, which takes seconds
             graph = with_dead_letter_folders(self._graph, filesystem)
-            self._check_start(graph, filesystem, job_log)
+            filesystem.begin(self._check_start(graph, filesystem, job_log))  # while the JVM boots
             spark = session.enter_context(
                 borrow_session(self._name, self._users_session, timezone=self._settings.timezone)
             )
@@ -286,21 +296,28 @@ class JobRunner:
             job=self._name, log=job_log, files=files, clock=self._clock, new_id=new_id, pause=self._stop.pause
         )
 
-    def _check_start(self, graph: Graph, filesystem: FileSystem, job_log: Log) -> None:
-        """Refuse, before a session is made, what can be refused without columns. Each attempt decides again."""
+    def _check_start(self, graph: Graph, filesystem: FileSystem, job_log: Log) -> Sequence[str]:
+        """Refuse, before a session is made, what can be refused without columns. Each attempt decides again.
+
+        Returns the files of state that this start will restore, unless the log moves on until its claim.
+        """
+        decided: list[Recovery] = []
         refused = refusal(
-            lambda: decide_start(
-                graph,
-                self._start,
-                job_log.read(past_unreadable=self._start.is_rewind),
-                declared=declare_without_columns(build_tasks(graph)),
-                zone=unchosen_timezone(self._settings, self._users_session),
-                filesystem=filesystem,
-                at=self._clock.wall(),
+            lambda: decided.append(
+                decide_start(
+                    graph,
+                    self._start,
+                    job_log.read(past_unreadable=self._start.is_rewind),
+                    declared=declare_without_columns(build_tasks(graph)),
+                    zone=unchosen_timezone(self._settings, self._users_session),
+                    filesystem=filesystem,
+                    at=self._clock.wall(),
+                )
             )
         )
         if refused is not None:
             raise refused
+        return [path for recovery in decided for path in restored_files(recovery)]
 
     def _refuse_if_given_up(self) -> None:
         if self._is_given_up:
@@ -376,6 +393,8 @@ class JobRunner:
         number = 1
         while not self._run_attempt(env, number):
             self._lifecycle.to(JobState.RESTORING)
+            if self._checks is not None:
+                self._checks.end()  # what was read at the start says nothing of a file by now
             number += 1
 
     def _run_attempt(self, env: JobEnvironment, number: int) -> bool:

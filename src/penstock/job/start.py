@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
@@ -15,13 +16,14 @@ from penstock.checkpoint.history import resolve_checkpoint
 from penstock.checkpoint.recovery import Recovery, check_rename, decide_recovery
 from penstock.clock import UTC
 from penstock.compiler.tasks import TaskSpec
-from penstock.errors import PlanOutdated, SettingsError, StateIncompatible, UnknownName
+from penstock.errors import CheckpointUnreadable, PlanOutdated, SettingsError, StateIncompatible, UnknownName
 from penstock.filesystem.local import LocalFileSystem
 from penstock.graph.nodes import Keyed, Read, Union, Write
 from penstock.handles import ColumnAction, ColumnChange, Generation, TaskSnapshot, split_replays
 from penstock.interfaces.operator import StateSchema
 from penstock.interfaces.source import ChecksPosition, SupportsFixedColumns
 from penstock.spark.session import session_timezone
+from penstock.state.restore import live_layers
 from penstock.state.schema import resolve_schema
 
 if TYPE_CHECKING:
@@ -385,6 +387,16 @@ def step_records(tasks: Sequence[TaskSpec], schemas: Mapping[str, StateSchema] |
             case Union():
                 records.append(StepRecord(uid=task.id, role=StepRole.STEP))
     return tuple(records)
+
+
+def restored_files(recovery: Recovery) -> list[str]:
+    """The files of state that a recovery restores; those of a state that cannot be read are left to the restore."""
+    found: list[str] = []
+    for snapshot in recovery.snapshots.values():
+        if snapshot.state is not None:
+            with suppress(CheckpointUnreadable):
+                found += [file.path for ref in live_layers(snapshot.state) for file in ref.files]
+    return found
 
 
 def log_schema_changes(recovery: Recovery) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import logging
 import os
 import shlex
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.errors import SettingsError, StateDirectoryRefused, StorageFailed
+from penstock.spark.class_archive import archive_options
+from penstock.spark.configuration import read_configuration
 
 if TYPE_CHECKING:
     import subprocess
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
+log = logging.getLogger("penstock")
 
 # ---- starting a JVM --------------------------------------------------------------------------------------------------
 
@@ -40,17 +44,43 @@ _ASKED_FOR: Final = {
 
 
 def start_jvm(conf: SparkConf) -> Any:
-    """A gateway to a new JVM in a process group of its own.
+    """A gateway to a new JVM in a process group of its own, with the archive of Spark's classes if there is one.
 
     Raises:
         SettingsError: there is no Java that Spark can use, or Spark refuses its configuration.
     """
-    from pyspark.java_gateway import launch_gateway
-
+    archived = archive_options(os.environ, read_configuration().settings)
+    if archived:
+        try:
+            return _launch(conf, archived)
+        except Exception:  # whatever the reason: without an archive it starts, or says why not
+            log.debug("the JVM did not start with %s", archived)
     try:
-        return cast("Any", launch_gateway)(conf, popen_kwargs={"start_new_session": True})
+        return _launch(conf, "")
     except Exception as error:
         raise SettingsError(_why_no_jvm()) from error
+
+
+def _launch(conf: SparkConf, options: str) -> Any:
+    from pyspark.java_gateway import launch_gateway
+
+    before = os.environ.get(_OPTIONS)
+    os.environ[_OPTIONS] = " ".join(filter(None, (before, options)))  # PySpark passes this process's environment on
+    try:
+        return cast("Any", launch_gateway)(conf, popen_kwargs={"start_new_session": True})
+    finally:
+        if before is None:
+            del os.environ[_OPTIONS]
+        else:
+            os.environ[_OPTIONS] = before
+
+
+def end_jvm() -> None:
+    """End this process's JVM, and wait until it has done what it does at its end."""
+    process = _jvm_process()
+    if process is not None and process.stdin is not None:
+        process.stdin.close()  # the JVM ends when its standard input does
+        process.wait()
 
 
 def make_spark_home() -> None:
