@@ -124,7 +124,7 @@ def class_archive_of(settings: Mapping[str, str], *, make: bool, announce: Calla
         return ok(FINDING, f"switched off by {VARIABLE}")
     archive = class_archive(os.environ, settings)
     if isinstance(archive, str):
-        return ok(FINDING, f"none can be used, so Spark starts more slowly: {archive}")
+        return ok(FINDING, f"none can be used, so Spark starts more slowly. {archive}")
     path = archive.find()
     by_run = "penstock run makes one after its first orderly end, or " if use == "make" else ""
     none = f"none yet: {by_run}penstock doctor --warm makes it now"

@@ -222,12 +222,12 @@ def _found(environment: Mapping[str, str], settings: Mapping[str, str]) -> Class
     java, spark = _java_home(environment), _spark_home(environment)
     conf = Path(environment.get("SPARK_CONF_DIR") or spark / "conf")
     if conf.is_dir() and any(conf.iterdir()):  # Java refuses such a class path
-        msg = f"{conf} is a folder with files on the class path, and Java archives jars alone"
+        msg = f"{conf} is a folder with files on the class path, and Java archives jars alone."
         raise _NoArchive(msg)
     release = (java / "release").read_text(encoding="utf-8")
     version = re.search(r'^JAVA_VERSION="(\d+)', release, re.MULTILINE)
     if version is None:
-        msg = f"{java}/release does not say the version of Java"
+        msg = f"{java}/release does not say the version of Java."
         raise _NoArchive(msg)
     parts: list[object] = [str(java), release, str(spark), str(conf)]
     parts += [_stamp(java / "lib" / "server" / name) for name in ("libjvm.so", "libjvm.dylib", "classes.jsa")]
@@ -241,15 +241,15 @@ def _refuse_options(environment: Mapping[str, str], settings: Mapping[str, str])
     options |= {name: settings.get(name, "") for name in _JAVA_OPTIONS_SETTINGS}
     for name, text in options.items():
         if _OTHER_ARCHIVE.search(text):
-            msg = f"{name} chooses an archive itself"
+            msg = f"{name} chooses an archive itself."
             raise _NoArchive(msg)
         if _OTHER_LAYOUT.search(text):
-            msg = f"{name} has objects lie otherwise in memory than in an archive"
+            msg = f"{name} has objects lie otherwise in memory than in an archive."
             raise _NoArchive(msg)
     class_path = {name: environment.get(name) for name in _CLASS_PATH_VARIABLES}
     for name, value in (class_path | {_CLASS_PATH_SETTING: settings.get(_CLASS_PATH_SETTING)}).items():
         if value:
-            msg = f"{name} is set, which changes the class path"
+            msg = f"{name} is set, which changes the class path."
             raise _NoArchive(msg)
 
 
@@ -259,7 +259,7 @@ def _java_home(environment: Mapping[str, str]) -> Path:
     program = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
     found = Path(os.path.realpath(program)).parent.parent if program is not None else Path("/")
     if not (found / "release").is_file() or not (found / "lib" / "server" / "classes.jsa").is_file():
-        msg = "there is no Java whose home has a file 'release' and an archive of its own"
+        msg = "There is no Java whose home has a file 'release' and an archive of its own."
         raise _NoArchive(msg)
     return found
 
@@ -269,7 +269,7 @@ def _spark_home(environment: Mapping[str, str]) -> Path:
     of_package = Path(package.origin).parent if package is not None and package.origin is not None else Path("/")
     home = Path(environment["SPARK_HOME"]) if environment.get("SPARK_HOME") else of_package
     if not (home / "jars").is_dir():
-        msg = "there is no Spark with a folder of jars"
+        msg = "There is no Spark with a folder of jars."
         raise _NoArchive(msg)
     return home
 
@@ -280,7 +280,7 @@ def _cache_folder(environment: Mapping[str, str]) -> Path:
         return Path(chosen, "penstock")
     home = environment.get("HOME", "")
     if not os.path.isabs(home):
-        msg = "the user has no home folder, and XDG_CACHE_HOME is not set"
+        msg = "The user has no home folder, and XDG_CACHE_HOME is not set."
         raise _NoArchive(msg)
     return Path(home, ".cache", "penstock")
 
