@@ -1,0 +1,1 @@
+"""``ps.kinesis``: shards of a Kinesis stream."""
