@@ -1,1 +1,6 @@
-"""``ps.kinesis``: shards of a Kinesis stream."""
+"""``ps.kinesis``: shards of a Kinesis stream, and how far they were read in a lease table."""
+
+from penstock.connectors.kinesis.checkpointer import KinesisCheckpointer
+from penstock.connectors.kinesis.positions import After, Finished
+
+__all__ = ["After", "Finished", "KinesisCheckpointer"]
