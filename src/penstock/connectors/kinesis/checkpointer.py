@@ -124,7 +124,7 @@ class KinesisCheckpointer:
         self._checkpointers: dict[str, ShardCheckpointer | None] = {}
         self._ends: dict[str, ShardCheckpointer] = {}  # shards that are removed, and have records that are not stored
         self._last: dict[str, After] = {}
-        # Held while a shard is looked up and written: what is removed stays unwritten. A store may remove its own shard.
+        # Held while a shard is looked up and written: what is removed stays unwritten. A store may remove its shard.
         self._writing = threading.RLock()
         self._is_shut = False
         every = parse_duration("interval", interval, least=1_000)
@@ -133,7 +133,7 @@ class KinesisCheckpointer:
         self._timer.start()
 
     def set_checkpointer(self, shard: str, checkpointer: ShardCheckpointer | None) -> None:
-        """Use ``checkpointer`` for a shard from the next tick on, instead of an earlier one; ``None`` skips the shard."""
+        """Use ``checkpointer`` for a shard from the next tick on, instead of another one; ``None`` skips it."""
         self._ends.pop(shard, None)  # the shard is read again
         self._checkpointers[shard] = checkpointer
 
