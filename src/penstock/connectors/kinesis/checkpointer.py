@@ -89,6 +89,7 @@ class KinesisCheckpointer:
             the epoch; the first one comes after construction. Ticks that were missed run back to back.
         worker_id: names the thread, and stands in log lines.
         clock: the time; the machine's by default. ``ps.testing.ManualClock`` is one that only a test moves.
+        prepare: called before each pass, and may set and remove shards. If it fails, the pass is left out.
         pause: called with the seconds of each wait between attempts.
 
     Raises:
@@ -116,9 +117,11 @@ class KinesisCheckpointer:
         worker_id: str,
         clock: TimerClock | None = None,
         *,
+        prepare: Callable[[], None] | None = None,
         pause: Callable[[float], None] = sleep,
     ) -> None:
         self._receiver = receiver
+        self._prepare = prepare
         self._worker_id = worker_id
         self._pause = pause
         self._checkpointers: dict[str, ShardCheckpointer | None] = {}
@@ -185,6 +188,14 @@ class KinesisCheckpointer:
         log.info("worker %s has shut down its Kinesis checkpointer", self._worker_id)
 
     def _checkpoint_all(self) -> None:
+        if self._prepare is not None:
+            try:
+                self._prepare()
+            except MemoryError:
+                raise
+            except Exception as error:
+                log.warning("worker %s checkpoints no shard now: %s", self._worker_id, error)
+                return
         for shard in tuple(self._checkpointers):
             try:
                 self._checkpoint(shard)
