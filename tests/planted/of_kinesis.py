@@ -5,10 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from threading import Lock
 
-from penstock.connectors.kinesis import checkpointer
+from penstock.connectors.kinesis import checkpointer, lease_export, lease_table
 from penstock.connectors.kinesis.checkpointer import KinesisCheckpointer, retry_random
+from penstock.connectors.kinesis.lease_commits import LeaseCommits
+from penstock.connectors.kinesis.lease_export import LeaseExporter
+from penstock.connectors.kinesis.lease_table import LeaseTable
 from penstock.connectors.kinesis.positions import After
 from penstock.connectors.kinesis.timer import MachineTimerClock, RecurringTimer
+from penstock.errors import LeaseLost, LeaseTableUnavailable
 from planted.bug import bug
 
 ROWS = "core/test_kinesis_checkpointer.py::"
@@ -317,3 +321,113 @@ def _(put):
 @bug("row-K12-runs-on", "a shutdown does not stop the timer", core=f"{ROWS}test_K12", blind=True)
 def _(put):
     put(RecurringTimer, "stop", lambda _self: None)
+
+
+# ---- the lease table -------------------------------------------------------------------------------------------------
+
+COMMITS = "core/test_kinesis_commits.py::"
+RACE = f"{COMMITS}test_two_exporters_race_and_a_watcher_sees_rows_that_only_advance"
+
+
+@bug("row-K15-restores", "a start asks the lease table", core=f"{COMMITS}test_K15", blind=True)
+def _(put):
+    def start(self, parents):
+        return self._table and {shard: lease.position for shard, lease in self._table.read().items()}
+
+    put(LeaseCommits, "start", start)
+
+
+@bug(
+    "row-K15-before", "what is read is exported before its checkpoint completes", core=f"{COMMITS}test_K15", blind=True
+)
+def _(put):
+    put(LeaseCommits, "shards_found", lambda self, shards: self._exporter.checkpoint_completed(shards))
+
+
+@bug("lease-text", "a row advances by the order of texts", core=RACE, blind=True)
+def _(put):
+    put(
+        lease_table,
+        "_FORWARD",
+        "(checkpoint IN (:horizon, :latest, :time) OR checkpoint < :checkpoint OR size(checkpoint) < :zero"
+        " OR size(checkpoint) = :length AND checkpoint < :checkpoint"
+        " OR (checkpoint = :checkpoint AND checkpointSubSequenceNumber < :sub))",
+    )
+
+
+@bug("lease-unconditional", "a row is written whatever it has", core=RACE, blind=True)
+def _(put):
+    put(
+        lease_table,
+        "_FORWARD",
+        "(checkpoint IN (:horizon, :latest, :time) OR size(checkpoint) < :length OR checkpoint <> :end"
+        " OR checkpointSubSequenceNumber < :sub)",
+    )
+
+
+@bug("lease-parent-first", "a parent ends before its children have rows", core=RACE, blind=True)
+def _(put):
+    real = LeaseExporter._insert
+
+    def insert(self, shard, state):
+        if state.parents and any(parent in self._unended for parent in state.parents):
+            return
+        real(self, shard, state)
+
+    put(LeaseExporter, "_insert", insert)
+
+
+@bug(
+    "lease-one-child",
+    "a parent ends when one child is known",
+    core=f"{COMMITS}test_a_parent_does_not_end_while_a_child_is_not_known",
+    blind=True,
+)
+def _(put):
+    put(lease_export, "_covers", lambda children, _parent: bool(children))
+
+
+@bug("lease-ahead", "the exporter writes what follows", core=RACE, blind=True)
+def _(put):
+    real = LeaseExporter.stored
+
+    def stored(self, shard):
+        position = real(self, shard)
+        return After(position.seq, position.sub + 1) if isinstance(position, After) else position
+
+    put(LeaseExporter, "stored", stored)
+
+
+@bug(
+    "lease-same-process",
+    "a lease belongs to its owner's name, not to a process",
+    core=f"{COMMITS}test_the_same_job_takes_its_leases_at_once_and_the_older_process_is_fenced",
+    blind=True,
+)
+def _(put):
+    real = LeaseTable._is_repeated
+    put(
+        LeaseTable,
+        "_is_repeated",
+        lambda self, seen, counter, claim: (
+            bool(seen) and real(self, {**seen, "penstockClaim": {"S": claim.process}}, counter, claim)
+        ),
+    )
+
+
+@bug(
+    "lease-outage-kills",
+    "a renewal that is not answered counts as a lost lease",
+    core=f"{COMMITS}test_an_outage_of_the_table_loses_no_lease",
+    blind=True,
+)
+def _(put):
+    real = LeaseTable.renew
+
+    def renew(self, lease, claim):
+        try:
+            real(self, lease, claim)
+        except LeaseTableUnavailable as error:
+            raise LeaseLost(str(error)) from error
+
+    put(LeaseTable, "renew", renew)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, final
-from uuid import uuid4
 
 from penstock.clock import sleep
 from penstock.connectors.kinesis.lease_export import EXPORT_EVERY, LeaseExporter
@@ -16,6 +15,7 @@ from penstock.connectors.kinesis.lease_rows import LeasedShard
 from penstock.connectors.kinesis.lease_table import Claim, DynamoClient, LeaseTable, TableAddress, new_dynamo_client
 from penstock.connectors.kinesis.positions import ShardPosition
 from penstock.connectors.kinesis.timer import MachineTimerClock, TimerClock
+from penstock.handles import new_id
 
 if TYPE_CHECKING:
     from penstock.facts import Fact
@@ -93,7 +93,7 @@ class LeaseCommits:
         self._table = table = LeaseTable(client or new_dynamo_client(address), address.table, stream=address.stream)
         clock = clock or MachineTimerClock()
         if mode is LeaseMode.OWN:
-            claim = Claim(owner=f"penstock-{uid}", process=uuid4().hex)
+            claim = Claim(owner=f"penstock-{uid}", process=new_id())
             self._holder = LeaseHolder(table, claim, failover=options.failover, clock=clock, pause=pause)
         if mode in (LeaseMode.EXPORT, LeaseMode.OWN):
             self._exporter = LeaseExporter(

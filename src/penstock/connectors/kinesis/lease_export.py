@@ -102,6 +102,8 @@ class LeaseExporter:
         """Make missing rows, end finished shards whose children have rows, and let all others be written."""
         if self._checkpointer is None:
             return
+        if self._holder is not None:
+            self._holder.check()
         completed = self._completed
         self._ended &= completed.keys()
         self._unended.update(

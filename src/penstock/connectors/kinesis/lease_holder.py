@@ -138,6 +138,7 @@ class LeaseHolder:
 
     def _write(self, shard: str, write: Callable[[Claim | None], Written]) -> Written:
         with self._lock:
+            self.check()
             lease = self._held.get(shard)
             try:
                 written = write(None if lease is None else self._claim)

@@ -119,7 +119,7 @@ def _refuse_running(table: LeaseTable, before: Mapping[str, Lease], now: Mapping
             worker = next((lease.holder for lease in (new, old) if lease is not None and lease.holder), None)
             who = "A worker" if worker is None else f"Worker {worker!r}"
             msg = (
-                f"{who} has written the lease of shard {shard} in table {table.name} just now, so the application runs. "
+                f"{who} has written the lease of shard {shard} in table {table.name} just now: the application runs. "
                 "Stop it, and import again: what it processes from now on would be processed twice. --force imports "
                 "nevertheless."
             )
