@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.connectors.kinesis.lease_table import Claim, LeaseTable, Written
+from penstock.connectors.kinesis.lease_table import LeaseClaim, LeaseTable, LeaseWrite
 from penstock.connectors.kinesis.positions import After, AtHorizon, AtTime
 from penstock.errors import LeaseLost, LeaseTableInvalid
 
 SEQ = 49590338271490256608559692538361571095921575989136588898
-ME, OTHER = Claim(owner="job", process="1"), Claim(owner="kcl", process="2")
+ME, OTHER = LeaseClaim(owner="job", process="1"), LeaseClaim(owner="kcl", process="2")
 
 
 def shard(position=AtHorizon(), parents=(), first=0, last=99):  # noqa: B008 - it is frozen
@@ -79,7 +79,7 @@ class LeaseTableContract:
     )
     def test_a_row_advances(self, table, rows, before, position, after):
         rows.put("s", before[0], sub=before[1], pendingCheckpoint="7", penstockTimestampMs={"N": "5"}, foreign="kept")
-        assert table.advance("s", position) is Written.NOW
+        assert table.advance("s", position) is LeaseWrite.NOW
         assert rows.at("s") == (*after, 4), "with a write the counter changes"
         row = rows.get("s")
         assert row["ownerSwitchesSinceCheckpoint"] == {"N": "0"}
@@ -99,7 +99,7 @@ class LeaseTableContract:
     )
     def test_a_row_never_goes_back(self, table, rows, before, position):
         rows.put("s", before[0], sub=before[1])
-        assert table.advance("s", position) is Written.ALREADY
+        assert table.advance("s", position) is LeaseWrite.ALREADY
         assert rows.at("s") == (*before, 3)
 
     @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ class LeaseTableContract:
                 table.advance("s", After(6), claim=claim)
             with pytest.raises(LeaseLost):
                 table.end("s", ["a"], claim=claim)
-        assert table.advance("s", After(5)) is Written.ALREADY, "the row is as far: nothing is lost"
+        assert table.advance("s", After(5)) is LeaseWrite.ALREADY, "the row is as far: nothing is lost"
         assert rows.at("s") == ("5", 0, 3)
 
     def test_a_missing_row_is_not_made_by_a_write(self, table, rows):
-        assert table.advance("s", After(6)) is Written.NO_ROW
-        assert table.end("s", ["a"]) is Written.NO_ROW
+        assert table.advance("s", After(6)) is LeaseWrite.NO_ROW
+        assert table.end("s", ["a"]) is LeaseWrite.NO_ROW
         assert table.release("s", ME) is False
         assert rows.get("s") is None
 
@@ -145,12 +145,12 @@ class LeaseTableContract:
 
     def test_a_shard_ends_with_its_children_and_its_owner_lets_go(self, table, rows):
         rows.put("s", "5")
-        assert table.end("s", ["b", "a"]) is Written.NOW
+        assert table.end("s", ["b", "a"]) is LeaseWrite.NOW
         assert rows.at("s") == ("SHARD_END", 0, 4)
         assert sorted(rows.get("s")["childShardIds"]["SS"]) == ["a", "b"]
-        assert table.end("s", ["b", "a"]) is Written.ALREADY
+        assert table.end("s", ["b", "a"]) is LeaseWrite.ALREADY
         rows.put("t", "5", leaseOwner="job", penstockClaim="1")
-        assert table.end("t", ["b"], claim=ME) is Written.NOW
+        assert table.end("t", ["b"], claim=ME) is LeaseWrite.NOW
         assert not {"leaseOwner", "penstockClaim"} & rows.get("t").keys()
 
     # ---- owning
@@ -162,7 +162,7 @@ class LeaseTableContract:
         assert "checkpointOwner" not in rows.get("s")
         table.renew(table.find("s"), ME)
         assert rows.at("s") == ("5", 0, 5)
-        assert table.advance("s", After(6), claim=ME) is Written.NOW
+        assert table.advance("s", After(6), claim=ME) is LeaseWrite.NOW
         with pytest.raises(LeaseLost):
             table.advance("s", After(7))
         assert table.release("s", ME)
@@ -182,7 +182,7 @@ class LeaseTableContract:
         rows.put("s", "5")
         table.take(table.find("s"), ME)
         seen = table.find("s")
-        table.take(seen, Claim(owner="job", process=process))
+        table.take(seen, LeaseClaim(owner="job", process=process))
         if process == "1":  # it was us, and the answer was lost
             table.renew(seen, ME)
             table.renew(table.find("s"), ME)
@@ -226,7 +226,7 @@ class LeaseTableContract:
         table = LeaseTable(client, name, stream=prefix)
         assert {key: lease.position for key, lease in table.read().items()} == {"shardId-0": After(5)}
         assert table.streams() == ["123456789012:orders:1700000000", "123456789012:other:1700000001"]
-        assert table.advance("shardId-0", After(6)) is Written.NOW
+        assert table.advance("shardId-0", After(6)) is LeaseWrite.NOW
         assert table.insert("shardId-1", shard(), AtHorizon())
         row = rows.get(f"{prefix}:shardId-1")
         assert (row["streamName"], row["shardId"]) == ({"S": prefix}, {"S": "shardId-1"})

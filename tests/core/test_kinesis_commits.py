@@ -559,7 +559,9 @@ def test_leases_that_do_not_say_where_they_are_have_to_be_told(world):
     world.dynamo.put("b", "AT_TIMESTAMP")
     world.dynamo.put("c", "AT_TIMESTAMP", penstockTimestampMs={"N": "17"}, pendingCheckpoint="13")
     table = LeaseTable(world.dynamo, "app")
-    with pytest.raises(LeaseTableInvalid, match=r"where to begin in a \(LATEST\), b \(AT_TIMESTAMP\)\. .*--at"):
+    with pytest.raises(
+        LeaseTableInvalid, match=r"where to begin in a \(LATEST\), b \(AT_TIMESTAMP\)\. .* kcl TABLE --at"
+    ):
         import_start(table)
     start = import_start(table, otherwise=AtTime(5))
     assert start.positions == {"a": AtTime(5), "b": AtTime(5), "c": AtTime(17)}

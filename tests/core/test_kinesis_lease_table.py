@@ -8,7 +8,7 @@ from botocore.exceptions import NoCredentialsError
 from core.dynamo_fake import DynamoFake, away, client_error, throttled
 from core.lease_table_contract import ME, LeaseTableContract, shard
 from penstock.connectors.kinesis.checkpointer import retry_random
-from penstock.connectors.kinesis.lease_table import LeaseTable, TableAddress, Written, lease_error, new_dynamo_client
+from penstock.connectors.kinesis.lease_table import LeaseTable, LeaseWrite, TableAddress, lease_error, new_dynamo_client
 from penstock.connectors.kinesis.positions import After, AtHorizon
 from penstock.errors import LeaseTableInvalid, LeaseTableUnavailable, LeaseThrottled
 
@@ -73,7 +73,7 @@ def test_an_error_of_the_code_is_no_error_of_the_table(dynamo, table):
 def test_a_lost_answer_is_repeated_without_harm(dynamo, table):
     dynamo.put("s", "5")
     dynamo.faults = ["lost"]
-    assert retry_random(lambda: table.advance("s", After(6)), pause=lambda _seconds: None) is Written.ALREADY
+    assert retry_random(lambda: table.advance("s", After(6)), pause=lambda _seconds: None) is LeaseWrite.ALREADY
     lease = table.find("s")
     assert table.take(lease, ME)
     lease = table.find("s")
@@ -94,5 +94,5 @@ def test_a_client_of_boto3_is_made_and_does_not_retry_by_itself():
         TableAddress(table="app", region="eu-central-1", endpoint_url="http://localhost:1", options={"verify": False})
     )
     assert client.meta.config.retries["total_max_attempts"] == 1
-    with pytest.raises(LeaseTableInvalid, match="makes no client for lease table app"):
+    with pytest.raises(LeaseTableInvalid, match="No client can be made for lease table app"):
         new_dynamo_client(TableAddress(table="app", region="no such region", endpoint_url="nowhere"))

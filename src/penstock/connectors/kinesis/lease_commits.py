@@ -12,7 +12,13 @@ from penstock.connectors.kinesis.lease_export import EXPORT_EVERY, LeaseExporter
 from penstock.connectors.kinesis.lease_holder import LeaseHolder
 from penstock.connectors.kinesis.lease_import import FAILOVER, import_start, match_listing
 from penstock.connectors.kinesis.lease_rows import LeasedShard
-from penstock.connectors.kinesis.lease_table import Claim, DynamoClient, LeaseTable, TableAddress, new_dynamo_client
+from penstock.connectors.kinesis.lease_table import (
+    DynamoClient,
+    LeaseClaim,
+    LeaseTable,
+    TableAddress,
+    new_dynamo_client,
+)
 from penstock.connectors.kinesis.positions import ShardPosition
 from penstock.connectors.kinesis.timer import MachineTimerClock, TimerClock
 from penstock.handles import new_id
@@ -93,7 +99,7 @@ class LeaseCommits:
         self._table = table = LeaseTable(client or new_dynamo_client(address), address.table, stream=address.stream)
         clock = clock or MachineTimerClock()
         if mode is LeaseMode.OWN:
-            claim = Claim(owner=f"penstock-{uid}", process=new_id())
+            claim = LeaseClaim(owner=f"penstock-{uid}", process=new_id())
             self._holder = LeaseHolder(table, claim, failover=options.failover, clock=clock, pause=pause)
         if mode in (LeaseMode.EXPORT, LeaseMode.OWN):
             self._exporter = LeaseExporter(

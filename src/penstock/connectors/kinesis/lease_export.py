@@ -14,7 +14,7 @@ from penstock.clock import MonotonicTime, format_duration, sleep
 from penstock.connectors.kinesis.checkpointer import ATTEMPTS, KinesisCheckpointer, retry_random
 from penstock.connectors.kinesis.lease_holder import OBSERVED_FAILOVERS, first_position
 from penstock.connectors.kinesis.lease_rows import LeasedShard
-from penstock.connectors.kinesis.lease_table import LeaseTable, Written
+from penstock.connectors.kinesis.lease_table import LeaseTable, LeaseWrite
 from penstock.connectors.kinesis.positions import After, Finished, ShardPosition, to_lease
 from penstock.errors import LeaseLost, LeaseTableUnavailable, LeaseThrottled
 from penstock.facts import LeaseExported
@@ -174,10 +174,10 @@ class LeaseExporter:
                 raise
             written = self._write_row(shard, position, children)
         state = self._completed.get(shard)
-        if written is Written.NO_ROW and position is not None and state is not None and self._holder is None:
+        if written is LeaseWrite.NO_ROW and position is not None and state is not None and self._holder is None:
             self._table.insert(shard, state, position)
 
-    def _write_row(self, shard: str, position: After | None, children: tuple[str, ...]) -> Written:
+    def _write_row(self, shard: str, position: After | None, children: tuple[str, ...]) -> LeaseWrite:
         if self._gave_up:
             msg = f"Lease table {self._table.name} did not answer while the job ended. The next start exports again."
             raise LeaseTableUnavailable(msg)

@@ -11,7 +11,7 @@ from typing import Final, final
 from penstock.clock import sleep
 from penstock.connectors.kinesis.checkpointer import retry_random
 from penstock.connectors.kinesis.lease_rows import Lease, LeasedShard
-from penstock.connectors.kinesis.lease_table import Claim, LeaseTable, Written
+from penstock.connectors.kinesis.lease_table import LeaseClaim, LeaseTable, LeaseWrite
 from penstock.connectors.kinesis.positions import SHARD_END, After, AtHorizon, Finished, ShardPosition
 from penstock.connectors.kinesis.timer import RecurringTimer, TimerClock
 from penstock.errors import LeaseLost, PenstockError
@@ -49,7 +49,7 @@ class LeaseHolder:
     def __init__(
         self,
         table: LeaseTable,
-        claim: Claim,
+        claim: LeaseClaim,
         *,
         failover: int,
         clock: TimerClock,
@@ -126,17 +126,17 @@ class LeaseHolder:
         """Whether the lease of a shard is held."""
         return shard in self._held
 
-    def advance(self, shard: str, position: ShardPosition) -> Written:
+    def advance(self, shard: str, position: ShardPosition) -> LeaseWrite:
         """``LeaseTable.advance`` of a lease that is held."""
         return self._write(shard, lambda claim: self._table.advance(shard, position, claim=claim))
 
-    def end(self, shard: str, children: Collection[str]) -> Written:
+    def end(self, shard: str, children: Collection[str]) -> LeaseWrite:
         """``LeaseTable.end``; the lease is let go. One that was never taken must have no owner."""
         written = self._write(shard, lambda claim: self._table.end(shard, children, claim=claim))
         self._held.pop(shard, None)
         return written
 
-    def _write(self, shard: str, write: Callable[[Claim | None], Written]) -> Written:
+    def _write(self, shard: str, write: Callable[[LeaseClaim | None], LeaseWrite]) -> LeaseWrite:
         with self._lock:
             self.check()
             lease = self._held.get(shard)
@@ -147,7 +147,7 @@ class LeaseHolder:
                 raise
             if lease is not None:
                 # After a write whose answer was lost, the counter may be any of two.
-                again = None if written is Written.NOW else self._table.find(shard)
+                again = None if written is LeaseWrite.NOW else self._table.find(shard)
                 self._held[shard] = again or replace(lease, counter=lease.counter + 1)
             return written
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, final
 
 from penstock.clock import sleep
@@ -95,8 +97,8 @@ def import_start(
             notes.append(f"{shard} has a prepared checkpoint, which was never made and is left out.")
     if unknown:
         msg = (
-            f"Table {table.name} does not say where to begin in {_list(unknown)}. Say it yourself: with --at "
-            "TRIM_HORIZON, or the time at which the application was to start, as in --at 2026-01-31T00:00:00Z."
+            f"Table {table.name} does not say where to begin in {_list(unknown)}. Say it yourself, with penstock "
+            "import kcl TABLE --at TRIM_HORIZON, or with the time at which the application was to start instead."
         )
         raise LeaseTableInvalid(msg)
     return ImportedStart(table=table.name, stream=stream, positions=positions, notes=tuple(notes))
@@ -105,7 +107,8 @@ def import_start(
 def _nothing(table: LeaseTable, streams: list[str]) -> LeaseTableInvalid:
     if streams:
         return LeaseTableInvalid(
-            f"Table {table.name} has leases of several streams: {_list(streams)}. Name one, with --stream."
+            f"Table {table.name} has leases of several streams: {_list(streams)}. Name one, with penstock import kcl "
+            "TABLE --stream STREAM."
         )
     return LeaseTableInvalid(
         f"Table {table.name} has no leases. Name the table of a KCL application, which has the application's name."
@@ -120,8 +123,8 @@ def _refuse_running(table: LeaseTable, before: Mapping[str, Lease], now: Mapping
             who = "A worker" if worker is None else f"Worker {worker!r}"
             msg = (
                 f"{who} has written the lease of shard {shard} in table {table.name} just now: the application runs. "
-                "Stop it, and import again: what it processes from now on would be processed twice. --force imports "
-                "nevertheless."
+                "Stop it, and import again: what it processes from now on would be processed twice. If that does not "
+                "matter, use penstock import kcl TABLE --force."
             )
             raise LeaseLost(msg)
 
@@ -203,6 +206,26 @@ def decode_start(data: bytes, where: str) -> ImportedStart:
         raise CheckpointUnreadable(msg)
     read = {shard: position_from_json(position, shard) for shard, position in positions.items()}
     return ImportedStart(table=table, stream=stream, positions=read)
+
+
+def imported(path: str | os.PathLike[str]) -> ImportedStart:
+    """Return the start that ``penstock import kcl`` wrote, for ``ps.kinesis.Source(..., start=...)``.
+
+    A job begins there if it has no checkpoint.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        CheckpointUnreadable: there is no such file, or it was changed.
+        StateIncompatible: another version of penstock wrote it.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        msg = f"The start {os.fspath(path)} cannot be read: {error}. Make it with penstock import kcl TABLE --out FILE."
+        raise CheckpointUnreadable(msg) from error
+    return decode_start(data, os.fspath(path))
 
 
 def _list(names: list[str]) -> str:

@@ -21,7 +21,7 @@ from penstock.connectors.kinesis.positions import (
 )
 from penstock.errors import LeaseTableInvalid
 
-Row: TypeAlias = Mapping[str, Mapping[str, Any]]
+LeaseRow: TypeAlias = Mapping[str, Mapping[str, Any]]
 """A row as DynamoDB has it: each attribute with its type, such as ``{"leaseCounter": {"N": "7"}}``."""
 
 KEY: Final = "leaseKey"
@@ -109,7 +109,7 @@ class Lease:
         return self.checkpoint_owner or self.owner
 
 
-def parse_row(row: Row, table: str) -> Lease | None:
+def parse_row(row: LeaseRow, table: str) -> Lease | None:
     """The lease that a row is; ``None`` if it is none.
 
     Raises:
@@ -172,11 +172,11 @@ def new_row(key: str, shard: LeasedShard, at: ShardPosition, *, has_types: bool)
     return row
 
 
-def _text(row: Row, name: str) -> str | None:
+def _text(row: LeaseRow, name: str) -> str | None:
     value = row.get(name, {}).get("S")
     return value if isinstance(value, str) else None
 
 
-def _number(row: Row, name: str) -> int | None:
+def _number(row: LeaseRow, name: str) -> int | None:
     value = row.get(name, {}).get("N")
     return None if value is None else int(value)

@@ -96,7 +96,7 @@ def new_dynamo_client(address: TableAddress) -> DynamoClient:
         )
     except (BotoCoreError, ValueError, TypeError) as error:
         msg = (
-            f"boto3 makes no client for lease table {address.table} ({error}). Check the region, the address and the "
+            f"No client can be made for lease table {address.table} ({error}). Check the region, the address and the "
             "options, or set AWS_DEFAULT_REGION."
         )
         raise LeaseTableInvalid(msg) from error
@@ -120,7 +120,7 @@ def lease_error(error: Exception, table: str) -> PenstockError | None:
         return _answered(table, _code(error), status, error)
     if type(error).__name__ in _NO_CREDENTIALS:
         return LeaseTableInvalid(
-            f"boto3 finds no credentials for lease table {table} ({error}). Set AWS_ACCESS_KEY_ID and "
+            f"No credentials are found for lease table {table} ({error}). Set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, a profile, or a role."
         )
     if isinstance(error, OSError) or type(error).__module__.startswith("botocore."):
@@ -142,7 +142,7 @@ def _answered(table: str, code: str, status: int, error: Exception) -> PenstockE
     )
 
 
-class Written(str, Enum):
+class LeaseWrite(str, Enum):
     """What became of a write that was not refused."""
 
     NOW = "now"
@@ -152,7 +152,7 @@ class Written(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class LeaseClaim:
     """By whom a lease is held.
 
     Attributes:
@@ -245,7 +245,7 @@ class LeaseTable:
         row = new_row(self._key(shard), state, at, has_types=self._has_types)
         return self._write("put_item", Item=row, ConditionExpression="attribute_not_exists(leaseKey)") is None
 
-    def advance(self, shard: str, position: ShardPosition, *, claim: Claim | None = None) -> Written:
+    def advance(self, shard: str, position: ShardPosition, *, claim: LeaseClaim | None = None) -> LeaseWrite:
         """Write how far a shard was read, unless its row is as far.
 
         Args:
@@ -268,7 +268,7 @@ class LeaseTable:
         update = f"{_SET_CHECKPOINT} ADD leaseCounter :one REMOVE {_NO_PENDING}, {rows.TIME}"
         return self._checkpoint(shard, position, update, f"checkpoint <> :end AND {_FORWARD}", values, claim)
 
-    def end(self, shard: str, children: Collection[str], *, claim: Claim | None = None) -> Written:
+    def end(self, shard: str, children: Collection[str], *, claim: LeaseClaim | None = None) -> LeaseWrite:
         """Write that a shard is finished and which its children are, whose rows must be there before.
 
         Raises:
@@ -289,8 +289,8 @@ class LeaseTable:
         update: str,
         condition: str,
         values: _Values,
-        claim: Claim | None,
-    ) -> Written:
+        claim: LeaseClaim | None,
+    ) -> LeaseWrite:
         seen = self._update(
             shard,
             update,
@@ -299,12 +299,12 @@ class LeaseTable:
             {**values, ":end": {"S": SHARD_END}, ":zero": {"N": "0"}, ":one": {"N": "1"}, **_of(claim)},
         )
         if seen is None:
-            return Written.NOW
+            return LeaseWrite.NOW
         if not seen:
-            return Written.NO_ROW
+            return LeaseWrite.NO_ROW
         lease = self._lease(seen)
         if lease_order(lease.checkpoint) >= lease_order(to_lease(position)):
-            return Written.ALREADY
+            return LeaseWrite.ALREADY
         raise self._lost(lease)
 
     # ---- owning leases
@@ -316,14 +316,14 @@ class LeaseTable:
         )
         return self._lease(answer["Item"]) if answer.get("Item") else None
 
-    def take(self, lease: Lease, claim: Claim) -> bool:
+    def take(self, lease: Lease, claim: LeaseClaim) -> bool:
         """Become the owner of a lease that is as it was seen; whether it still was."""
         values = {":seen": {"N": str(lease.counter)}, ":one": {"N": "1"}, **_of(claim)}
         update = f"SET leaseOwner = :owner, penstockClaim = :claim ADD leaseCounter :one REMOVE {rows.CHECKPOINT_OWNER}"
         seen = self._update(lease.shard, update, "leaseCounter = :seen", values)
         return seen is None or self._is_repeated(seen, lease.counter, claim)
 
-    def renew(self, lease: Lease, claim: Claim) -> None:
+    def renew(self, lease: Lease, claim: LeaseClaim) -> None:
         """Change the counter of a lease that is ours, so that no other worker takes it for abandoned.
 
         Raises:
@@ -339,7 +339,7 @@ class LeaseTable:
             raise LeaseLost(msg)
         raise self._lost(self._lease(seen))
 
-    def release(self, shard: str, claim: Claim) -> bool:
+    def release(self, shard: str, claim: LeaseClaim) -> bool:
         """Give up a lease that is ours; whether it was."""
         values = {":one": {"N": "1"}, **_of(claim)}
         update = f"ADD leaseCounter :one REMOVE {rows.OWNER}, {rows.CLAIM}"
@@ -351,7 +351,7 @@ class LeaseTable:
         update = f"ADD leaseCounter :one REMOVE {rows.OWNER}, {rows.CHECKPOINT_OWNER}, {rows.CLAIM}"
         return self._update(lease.shard, update, "leaseCounter = :seen", values) is None
 
-    def _is_repeated(self, seen: rows.Row, counter: int, claim: Claim) -> bool:
+    def _is_repeated(self, seen: rows.LeaseRow, counter: int, claim: LeaseClaim) -> bool:
         """Whether a write that failed had been made: its answer was lost, and it was sent again."""
         if not seen:
             return False
@@ -363,7 +363,7 @@ class LeaseTable:
     def _key(self, shard: str) -> str:
         return shard if self._stream is None else f"{self._stream}:{shard}"
 
-    def _update(self, shard: str, update: str, condition: str, values: _Values) -> rows.Row | None:
+    def _update(self, shard: str, update: str, condition: str, values: _Values) -> rows.LeaseRow | None:
         return self._write(
             "update_item",
             Key={rows.KEY: {"S": self._key(shard)}},
@@ -372,7 +372,7 @@ class LeaseTable:
             ExpressionAttributeValues=values,
         )
 
-    def _write(self, request: str, **arguments: object) -> rows.Row | None:
+    def _write(self, request: str, **arguments: object) -> rows.LeaseRow | None:
         """Make a conditional write; the row if the condition failed, which is empty if there is none."""
         try:
             getattr(self._client, request)(
@@ -394,7 +394,7 @@ class LeaseTable:
     def _meaning(self, error: Exception) -> Exception:
         return lease_error(error, self.name) or error
 
-    def _lease(self, row: rows.Row) -> Lease:
+    def _lease(self, row: rows.LeaseRow) -> Lease:
         lease = parse_row(row, self.name)
         if lease is None:
             msg = f"Row {row.get(rows.KEY)} of table {self.name} is no lease any more."
@@ -413,7 +413,7 @@ class LeaseTable:
         )
 
 
-def _of(claim: Claim | None) -> dict[str, Mapping[str, Any]]:
+def _of(claim: LeaseClaim | None) -> dict[str, Mapping[str, Any]]:
     return {} if claim is None else {":owner": {"S": claim.owner}, ":claim": {"S": claim.process}}
 
 
