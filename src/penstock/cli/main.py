@@ -334,6 +334,7 @@ Ends with 1 if something fails, with 0 if there are only warnings. Writes nothin
   penstock doctor --no-spark --json                    for scripts, a second
   penstock doctor shop:orders --state /data/state      the pipeline too: its folders, its brokers, its session
   penstock doctor --servers localhost:9092             whether Kafka answers
+  penstock doctor --lease-table orders-app             credentials, the table of a KCL application, and its workers
   penstock doctor --master spark://host:7077           whether a session comes up there""",
     ),
     Command(
