@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from penstock.cli.output import ExitCode
 from penstock.connectors.kinesis.positions import After, AtHorizon, AtTime, Finished
 from penstock.errors import CheckpointUnreadable
 
+GOLDEN = Path(__file__).parent / "cli_golden"
 AS_FAST_AS_POSSIBLE = ("--failover", "1ms")
 
 
@@ -68,6 +71,10 @@ def test_a_document_for_scripts(dynamo):
         "shards": [{"shard": "a", "position": {"at": "time", "ms": 1769817600000}}],
         "warnings": ["a has LATEST, and begins where you said."],
     }
+    golden = GOLDEN / "import-kcl.json"
+    if os.environ.get("WRITE_GOLDEN"):
+        golden.write_text(said.out)
+    assert said.out == golden.read_text()
     said = say("import", "kcl", "app", "--at", "TRIM_HORIZON")
     assert "at its first record" in said.out
 
