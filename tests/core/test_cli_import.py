@@ -59,14 +59,17 @@ def test_positions_are_shown_and_written_for_a_source(dynamo, tmp_path):
 
 
 def test_a_document_for_scripts(dynamo):
-    dynamo(DynamoFake("app")).put("a", "LATEST")
-    said = say("import", "kcl", "app", "--at", "2026-01-31T00:00:00Z", "--json")
+    table = dynamo(DynamoFake("app"))
+    stream = "123456789012:orders:1700000000"
+    table.put(f"{stream}:a", "LATEST")
+    table.put("a", "LATEST")
+    said = say("import", "kcl", "app", "--at", "2026-01-31T00:00:00Z", "--json", "--stream", stream)
     assert said.code == ExitCode.ENDED, said.err
     document = json.loads(said.out)
     assert document == {
         "schema": "penstock.import.kcl/1",
         "table": "app",
-        "stream": None,
+        "stream": stream,
         "path": None,
         "shards": [{"shard": "a", "position": {"at": "time", "ms": 1769817600000}}],
         "warnings": ["a has LATEST, and begins where you said."],
