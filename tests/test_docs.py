@@ -99,6 +99,7 @@ RUN_BY = {
     "doctor.md": "core/test_doctor_docs.py",
     "json.md": "core/test_json_language.py",
     "kafka.md": "integration/test_kafka_sink.py",
+    "kinesis-leases.md": "core/test_kinesis_docs.py",
     "operating.md": "core/test_cli_looking.py",
     "programs.md": "spark/test_pages.py",
     "receivers.md": "spark/test_receivers_job.py spark/test_http_job.py",

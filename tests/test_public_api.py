@@ -45,8 +45,13 @@ def test_what_is_not_there_is_an_attribute_error():
 
 
 def test_namespaces_name_only_connectors():
-    beside = {"http": {"env", "file"}, "kafka": {"env", "file"}, "receivers": {"Receiver", "Store"}}
-    for name in ("console", "files", "generator", "http", "kafka", "memory", "rate", "receivers", "socket"):
+    beside = {
+        "http": {"env", "file"},
+        "kafka": {"env", "file"},
+        "kinesis": {"After", "Finished", "KinesisCheckpointer", "imported"},
+        "receivers": {"Receiver", "Store"},
+    }
+    for name in ("console", "files", "generator", "http", "kafka", "kinesis", "memory", "rate", "receivers", "socket"):
         module = getattr(ps, name)
         assert set(module.__all__) - beside.get(name, set()) <= {"Sink", "Source"}
         assert module.__name__.startswith("penstock.connectors.")

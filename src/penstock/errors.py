@@ -20,7 +20,11 @@ from typing import ClassVar, Final, NoReturn
 #     │   ├── SourceChanged              user: what was read or planned is no longer what is there
 #     │   ├── DecodeError                user: a row that cannot be decoded, with its place
 #     │   ├── SinkUnavailable            retry
-#     │   └── SinkBackpressure           retry after a time
+#     │   ├── SinkBackpressure           retry after a time
+#     │   ├── LeaseThrottled             retry after a short random wait
+#     │   ├── LeaseTableUnavailable      retry
+#     │   ├── LeaseTableInvalid          user: no such table, or it is no lease table
+#     │   └── LeaseLost                  another worker has the lease: stop reading its shard
 #     ├── CheckpointError
 #     │   ├── CheckpointAborted          external, retry: carries a reason of a closed list
 #     │   ├── CheckpointUnreadable       external: never skipped silently
@@ -149,6 +153,28 @@ class SinkBackpressure(ConnectorError):
     """The sink asks to be left alone for a while."""
 
     retry = True
+
+
+class LeaseThrottled(ConnectorError):
+    """The lease table has no capacity for a request now."""
+
+    retry = True
+
+
+class LeaseTableUnavailable(ConnectorError):
+    """The lease table did not answer, or answered that it cannot: whether it was written is not known."""
+
+    retry = True
+
+
+class LeaseTableInvalid(ConnectorError):
+    """There is no such lease table, it may not be used, or its rows are no leases."""
+
+    domain = Domain.USER
+
+
+class LeaseLost(ConnectorError):
+    """Another worker has the lease of a shard."""
 
 
 class CheckpointError(PenstockError):

@@ -305,6 +305,20 @@ class OffsetsCommitted:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseExported:
+    """A shard's position was written to a lease table for other consumers; if not, ``error`` says why.
+
+    ``checkpoint`` is what its row was to have: a sequence number, or ``SHARD_END``.
+    """
+
+    task: str
+    table: str
+    shard: str
+    checkpoint: str
+    error: str | None = None
+
+
 # ---- facts and listeners ---------------------------------------------------------------------------------------------
 
 Fact: TypeAlias = (
@@ -322,6 +336,7 @@ Fact: TypeAlias = (
     | PartitionStalled
     | OffsetsLost
     | OffsetsCommitted
+    | LeaseExported
     | LatencyMeasured
     | Counted
     | BarrierPassed

@@ -60,6 +60,8 @@ COMMANDS = [
     "deadletter show",
     "deadletter replay",
     "deadletter drop",
+    "import",
+    "import kcl",
 ]
 
 

@@ -1,9 +1,9 @@
 """Fetches the jars of a Kafka broker once and keeps them in the user's cache folder. Starts no broker.
 
 ``broker_jars.txt`` names each jar and its hash; ``connector_jars.txt`` does so for Spark's Kafka connector, which
-benches compare with. Maven brings them where it is installed, otherwise Ivy, which comes with PySpark; each takes them
-from wherever it is set up to take jars from. Without a network, a filled cache folder will do:
-``$XDG_CACHE_HOME/penstock/kafka-…``, or the same below ``~/.cache``.
+benches compare with, and ``dynamo_jars.txt`` for Amazon's DynamoDB for tests. Maven brings them where it is installed,
+otherwise Ivy, which comes with PySpark; each takes them from wherever it is set up to take jars from. Without a
+network, a filled cache folder will do: ``$XDG_CACHE_HOME/penstock/kafka-…``, or the same below ``~/.cache``.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class Jar:
         return f"{self.name}-{self.version}.jar"
 
 
-def jars_folder(listed: Path = BROKER) -> Path:
+def jars_folder(listed: Path = BROKER, name: str = "kafka") -> Path:
     """The folder that holds exactly the listed jars; the first call on a machine fetches them (44 MB for the broker).
+
+    ``name`` is what its own name begins with.
 
     Safe to call from several processes at once: one fetches, the others wait for it.
 
@@ -53,7 +55,7 @@ def jars_folder(listed: Path = BROKER) -> Path:
     """
     text = listed.read_text(encoding="utf-8")
     jars = read_list(text)
-    folder = cache_folder(os.environ) / f"kafka-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    folder = cache_folder(os.environ) / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +98,7 @@ def _fetch(jars: tuple[Jar, ...], folder: Path) -> None:
                 return
             tried.append(f"{client}: {problem}")
     msg = (
-        f"the jars of Kafka that tests and benches need could not be fetched into {folder}.\n"
+        f"the jars that tests and benches need could not be fetched into {folder}.\n"
         "They come through Maven, or through the Ivy in PySpark, from the repository that these are set up for;\n"
         "a machine without a way there needs that folder copied from one that has it.\n" + "\n".join(tried)
     )

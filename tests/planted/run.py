@@ -24,6 +24,7 @@ from planted import (  # noqa: E402, F401
     of_another_kind,
     of_files,
     of_functions,
+    of_kinesis,
     of_letters,
     of_received,
     of_rewinds,

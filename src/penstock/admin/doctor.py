@@ -31,12 +31,15 @@ from penstock.admin.doctor_checks import (
     warn,
 )
 from penstock.admin.doctor_kafka import look_at_brokers, look_at_transactions
+from penstock.admin.doctor_leases import look_at_leases
 from penstock.admin.warming import class_archive_of
 from penstock.clock import Clock, SystemClock
 from penstock.connectors.files.sink import Sink as FilesSink
 from penstock.connectors.files.source import Source as FilesSource
 from penstock.connectors.kafka.sink import Sink as KafkaSink
 from penstock.connectors.kafka.source import Source as KafkaSource
+from penstock.connectors.kinesis.lease_commits import LeaseMode, LeaseOptions
+from penstock.connectors.kinesis.lease_table import TableAddress
 from penstock.control.client import root_of
 from penstock.errors import PenstockError, SettingsError, StateDirectoryRefused
 from penstock.filesystem.local import NETWORK, LocalFileSystem, kind_of
@@ -70,6 +73,7 @@ class DoctorOptions:
     Attributes:
         state: the folder for state.
         servers: Kafka brokers, as ``host:port``, several with commas.
+        lease_table: the lease table of a KCL application.
         pipeline: checked with its sources and sinks; or the error with which it could not be loaded.
         spark: make a session, which takes seconds.
         configuration: of Spark, as a session that is made now would have it; ``None`` leaves the line out.
@@ -79,6 +83,7 @@ class DoctorOptions:
 
     state: str
     servers: str | None = None
+    lease_table: str | None = None
     pipeline: PipelineDefinition | PenstockError | None = None
     spark: bool = True
     configuration: SparkConfiguration | None = None
@@ -107,6 +112,7 @@ def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Itera
     if graph is not None:
         yield from look_at_connectors(graph)
     yield from _brokers(options.servers, graph, announce)
+    yield from _lease_tables(options.lease_table, graph, announce)
     yield from _own_session()
     configured = {} if options.configuration is None else options.configuration.settings
     yield class_archive_of(configured, make=options.warm, announce=announce)
@@ -165,6 +171,17 @@ def _brokers(servers: str | None, graph: Graph | None, announce: Callable[[str],
             yield from found
             if not any(each.status is Status.FAIL for each in found):  # or they would be asked in vain once more
                 yield from look_at_transactions(node.sink)
+
+
+def _lease_tables(table: str | None, graph: Graph | None, announce: Callable[[str], None]) -> Iterator[Finding]:
+    asked = [] if table is None else [LeaseOptions(mode=LeaseMode.EXPORT, address=TableAddress(table=table))]
+    for node in graph.nodes if graph is not None else ():
+        leases = getattr(node.source, "leases", None) if isinstance(node, Read) else None
+        if isinstance(leases, LeaseOptions):
+            asked.append(leases)
+    for options in asked:
+        announce("asking DynamoDB")
+        yield from look_at_leases(options)
 
 
 def _own_session() -> Iterator[Finding]:

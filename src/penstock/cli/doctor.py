@@ -33,6 +33,7 @@ def doctor(
     *,
     state: State = STATE,
     servers: Annotated[str | None, Parameter(help="Kafka brokers, host:port, several with commas.")] = None,
+    lease_table: Annotated[str | None, Parameter(help="Lease table of a KCL application, in DynamoDB.")] = None,
     spark: Annotated[
         bool, Parameter(name="--spark", negative="--no-spark", help="Make a session and run a job in it.")
     ] = True,
@@ -49,6 +50,7 @@ def doctor(
     looked_at = DoctorOptions(
         state=state,
         servers=servers,
+        lease_table=lease_table,
         spark=spark,
         pipeline=loaded,
         configuration=configuration,

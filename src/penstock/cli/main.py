@@ -289,6 +289,28 @@ done. A block that can be read is not skipped.""",
   penstock skip orders wal/numbers/7/00000000000000000003.block""",
     ),
     Command(
+        name="import",
+        help="Begin where another system stands: its positions become the start of a job.",
+        examples="""\
+  penstock import kcl orders-app --out start.json""",
+    ),
+    Command(
+        name="import kcl",
+        function="penstock.cli.kinesis:import_kcl",
+        help="""\
+Read how far a KCL application has processed a Kinesis stream, as the start of a job.
+
+The lease table is only read. Stop the application first: while a worker renews a lease, the import is refused, since
+what is processed meanwhile would be processed twice. The name of a worker in a lease proves nothing, so the table is
+read again after two failover times. A job with a checkpoint does not use the start any more.""",
+        examples="""\
+  penstock import kcl orders-app                       only says where each shard would begin
+  penstock import kcl orders-app --out start.json      then start=ps.kinesis.imported("start.json")
+  penstock import kcl orders-app --at 2026-01-31T00:00:00Z --out start.json
+  penstock import kcl apps --stream 123456789012:orders:1700000000 --region eu-central-1
+The third line is for leases that say LATEST or AT_TIMESTAMP, which are no places.""",
+    ),
+    Command(
         name="shadow",
         function="penstock.cli.shadow:shadow",
         help="""\
@@ -313,6 +335,7 @@ Ends with 1 if something fails, with 0 if there are only warnings. Writes nothin
   penstock doctor --no-spark --json                    for scripts, a second
   penstock doctor shop:orders --state /data/state      the pipeline too: its folders, its brokers, its session
   penstock doctor --servers localhost:9092             whether Kafka answers
+  penstock doctor --lease-table orders-app             credentials, the table of a KCL application, and its workers
   penstock doctor --master spark://host:7077           whether a session comes up there
   penstock doctor --warm --no-spark                    when an image is built: half a minute, 180 MB""",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import datetime, timezone
 from typing import Final
 
@@ -31,6 +32,7 @@ class ManualClock:
     def __init__(self, wall: str | datetime = START) -> None:
         self._began = micros_of(wall)
         self._elapsed = 0
+        self._waiting: list[threading.Condition] = []
 
     def now(self) -> MonotonicTime:
         """Return the microseconds since the clock was made."""
@@ -57,6 +59,7 @@ class ManualClock:
             GraphError: it is not a length of time.
         """
         self._elapsed += parse_duration("duration", duration)
+        self._wake()
 
     def move_to(self, instant: MonotonicTime) -> None:
         """Move both clocks forward to a later ``now``.
@@ -68,3 +71,18 @@ class ManualClock:
             msg = f"The clock stands {(self._elapsed - instant) / 1_000_000:g} s later, and never goes back."
             raise HarnessError(msg)
         self._elapsed = int(instant)
+        self._wake()
+
+    def wait(self, changed: threading.Condition, until: MonotonicTime) -> None:
+        """Wait until the clock is moved to ``until``, or ``changed`` is notified; the caller holds ``changed``."""
+        self._waiting.append(changed)  # before the clock is read: a move after that notifies
+        try:
+            if self._elapsed < until:
+                changed.wait()
+        finally:
+            self._waiting.remove(changed)
+
+    def _wake(self) -> None:
+        for changed in tuple(self._waiting):
+            with changed:
+                changed.notify_all()
