@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.api.pipeline import Pipeline, PipelineDefinition, pipeline
     from penstock.api.preview import show
     from penstock.api.stream import GroupedStream, Stream, WindowedResult
-    from penstock.connectors import console, files, generator, kafka, memory, rate, receivers
+    from penstock.connectors import console, files, generator, kafka, kinesis, memory, rate, receivers
     from penstock.connectors.receivers import http, socket
     from penstock.errors import (
         ConnectorError,
@@ -62,6 +62,7 @@ __all__ = [
     "global_window",
     "http",
     "kafka",
+    "kinesis",
     "linger",
     "memory",
     "pipeline",
@@ -86,6 +87,7 @@ _MODULES: Final = {
     "generator": "penstock.connectors.generator",
     "http": "penstock.connectors.receivers.http",
     "kafka": "penstock.connectors.kafka",
+    "kinesis": "penstock.connectors.kinesis",
     "memory": "penstock.connectors.memory",
     "rate": "penstock.connectors.rate",
     "receivers": "penstock.connectors.receivers",

@@ -5,12 +5,13 @@ import sys
 
 LOADS_ALL = """
 import importlib, pkgutil, sys
-sys.modules["confluent_kafka"] = sys.modules["h11"] = None  # importing them fails
+sys.modules["confluent_kafka"] = sys.modules["h11"] = sys.modules["boto3"] = sys.modules["botocore"] = None  # importing them fails
 import penstock as ps
 for module in pkgutil.walk_packages(ps.__path__, "penstock."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 ps.kafka.Source(servers="localhost:9092", topics=["orders"])
+ps.kinesis.Source("orders")
 ps.http.Source(8080, schema="id LONG")
 """
 

@@ -1,0 +1,113 @@
+"""A reader of a fake Kinesis, polled again and again as the runtime does it; what it read is kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from kinesis_fake import FakeKinesis
+from penstock.connectors.kinesis.frames import ShardRecords
+from penstock.connectors.kinesis.reader import FetchedBatch, KinesisReader
+from penstock.connectors.kinesis.shards import decode
+from penstock.connectors.kinesis.source import Source
+from penstock.handles import Position
+from penstock.interfaces.source import CaughtUp, NoData, PlannedBatch, PollResult, ReadLimit, SourceContext, Until
+from penstock.testing.clock import ManualClock
+
+
+class Rows(list[Any]):
+    """What would become a table."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self)
+
+
+class FakeFrames:
+    def table(self, records: Sequence[ShardRecords]) -> Rows:
+        return Rows((part.shard, record) for part in records for record in part.records)
+
+    def metrics(self, table: Any) -> dict[str, Any]:
+        return {}
+
+
+class Bench:
+    """A reader on a stream, and the clock of both."""
+
+    def __init__(
+        self,
+        shards: int = 1,
+        *,
+        until: Until = Until.STOPPED,
+        limits: ReadLimit | None = None,
+        stream: FakeKinesis | None = None,
+        opens: bool = True,
+        **source: Any,
+    ) -> None:
+        self.clock = ManualClock()
+        self.stream = stream or FakeKinesis(self.clock, shards=shards)
+        self.stream.clock = self.clock
+        self.limits = limits or ReadLimit()
+        self.facts: list[Any] = []
+        self.source = Source("orders", **source)
+        self.until = until
+        self.random = random.Random(7).random
+        self.read: list[tuple[str, str, bytes]] = []
+        """Shard, key and data of each row, in order."""
+        self.plans: list[PlannedBatch] = []
+        self.checkpoints: list[Any] = []
+        if opens:
+            self.open()
+
+    def open(self, position: Position | None = None, source: Source | None = None) -> KinesisReader:
+        self.reader = KinesisReader(
+            source or self.source,
+            SourceContext(
+                uid="in",
+                spark=None,  # type: ignore[arg-type]
+                until=self.until,
+                report=self.facts.append,
+                wall=self.clock.wall,
+            ),
+            None if position is None else decode(position),
+            client=self.stream,
+            frames=FakeFrames(),  # type: ignore[arg-type]
+            clock=self.clock,
+            threads=0,
+            random=self.random,
+            on_checkpoint=lambda checkpoint, position: self.checkpoints.append((checkpoint, position)),
+        )
+        return self.reader
+
+    def crash(self) -> None:
+        """Open the reader again at its position, which is all that is left of it."""
+        self.open(self.reader.position())
+
+    def poll(self, limits: ReadLimit | None = None) -> PollResult:
+        answer = self.reader.poll(now=self.clock.now(), wall=self.clock.wall(), limits=limits or self.limits)
+        match answer:
+            case PlannedBatch(plan=FetchedBatch(table=table)):
+                self.plans.append(answer)
+                self.read += [(shard, record.partition_key, record.data) for shard, record in table]
+            case NoData(wake_at=wake_at):
+                assert wake_at > self.clock.now()
+                self.clock.move_to(wake_at)
+        return answer
+
+    def until_quiet(self, polls: int = 60) -> list[bytes]:
+        """Poll until nothing came for so long; returns the data of all rows so far."""
+        quiet = 0
+        while quiet < polls:
+            answer = self.poll()
+            if isinstance(answer, CaughtUp):
+                break
+            quiet = 0 if isinstance(answer, PlannedBatch) else quiet + 1
+        return self.data
+
+    @property
+    def data(self) -> list[bytes]:
+        return [data for _, _, data in self.read]
+
+    def position(self, shard: str) -> Any:
+        return decode(self.reader.position()).shards[shard].position
