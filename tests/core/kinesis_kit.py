@@ -92,10 +92,11 @@ class Bench:
                 self.read += [(shard, record.partition_key, record.data) for shard, record in table]
             case NoData(wake_at=wake_at):
                 assert wake_at > self.clock.now()
-                self.clock.move_to(wake_at)
+                due = [each.due for each in self.reader._pool._steppers if each.due is not None]
+                self.clock.move_to(max(wake_at, min(due, default=wake_at)))  # no poll before has anything to do
         return answer
 
-    def until_quiet(self, polls: int = 60) -> list[bytes]:
+    def until_quiet(self, polls: int = 12) -> list[bytes]:
         """Poll until nothing came for so long; returns the data of all rows so far."""
         quiet = 0
         while quiet < polls:

@@ -5,7 +5,8 @@ import sys
 
 LOADS_ALL = """
 import importlib, pkgutil, sys
-sys.modules["confluent_kafka"] = sys.modules["h11"] = sys.modules["boto3"] = sys.modules["botocore"] = None  # importing them fails
+for client in ("confluent_kafka", "h11", "boto3", "botocore"):
+    sys.modules[client] = None  # importing it fails
 import penstock as ps
 for module in pkgutil.walk_packages(ps.__path__, "penstock."):
     if not module.name.endswith("__main__"):
