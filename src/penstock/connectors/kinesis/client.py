@@ -85,8 +85,8 @@ def new_client(address: StreamAddress) -> KinesisClient:
         )
     except (BotoCoreError, ValueError, TypeError) as error:
         msg = (
-            f"boto3 makes no client for stream {address.stream} ({error}). Check region=, endpoint_url= and options=, "
-            "or set AWS_DEFAULT_REGION."
+            f"A client for stream {address.stream} cannot be made ({error}). Check region=, endpoint_url= and "
+            "options=, or set AWS_DEFAULT_REGION."
         )
         raise ConnectorError(msg) from error
 

@@ -105,13 +105,13 @@ def position_from_json(value: object, shard: str) -> ShardPosition:
         StateIncompatible: it is not exactly what ``position_to_json`` returns.
     """
     match value:
-        case {"at": "horizon"} if len(value) == 1:
+        case {"at": "horizon", **rest} if not rest:
             return AtHorizon()
-        case {"at": "finished"} if len(value) == 1:
+        case {"at": "finished", **rest} if not rest:
             return Finished()
-        case {"at": "time", "ms": ms} if len(value) == 2 and _is_count(ms):  # noqa: PLR2004 - the two keys
+        case {"at": "time", "ms": ms, **rest} if not rest and _is_count(ms):
             return AtTime(ms)
-        case {"at": "after", "seq": str(text), "sub": sub} if len(value) == 3 and _is_count(sub):  # noqa: PLR2004
+        case {"at": "after", "seq": str(text), "sub": sub, **rest} if not rest and _is_count(sub):
             seq = parse_sequence_number(text)
             if seq is not None:
                 return After(seq, sub)
