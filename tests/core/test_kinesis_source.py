@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 
 import penstock as ps
 from core.kinesis_kit import Bench
-from kinesis_fake import HOUR
+from kinesis_fake import HOUR, refusal
+from page_kit import blocks
+from penstock.admin.doctor_checks import Status
+from penstock.admin.doctor_kinesis import look_at_stream
+from penstock.connectors.kinesis.fetch import MAX_THREADS
 from penstock.connectors.kinesis.lag import backlog_of
+from penstock.connectors.kinesis.reader import BUFFER_BYTES
 from penstock.connectors.kinesis.shards import decode
 from penstock.errors import GraphError
 
@@ -91,3 +98,36 @@ def test_the_backlog_says_what_would_go_wrong():
     assert all("minutes the stream deletes" in each for each in warnings(23))
     assert all(each.endswith("the start fails (on_lost_records='fail')") for each in warnings(25))
     assert len(warnings(25)) == 2
+
+
+def test_the_examples_of_the_page_can_be_built_and_its_defaults_are_so():
+    text = (Path(__file__).parents[2] / "docs" / "kinesis.md").read_text(encoding="utf-8")
+    code = [block for block in blocks("kinesis.md", "python") if "import" not in block]
+    names: dict[str, object] = {"p": ps.Pipeline("page"), "ps": ps}
+    exec("\n".join(code), names)
+    assert isinstance(names["bad"], ps.Stream)
+    assert names["packed"].aggregates
+    assert "hush" not in repr(names["secure"])
+    source = ps.kinesis.Source("orders")
+    assert source.discover_every == 10_000_000
+    assert "`discover_every` (10 seconds)" in text
+    assert source.poll_every == 250_000
+    assert "`poll_every`\n(250 milliseconds)" in text
+    assert (MAX_THREADS, BUFFER_BYTES) == (32, 64 * 2**20)
+    assert "reads up to 32 shards at once, ahead of the batches, and keeps about 64 MB" in text
+
+
+def test_doctor_says_what_a_stream_is_and_what_is_wrong_with_it(monkeypatch):
+    bench = Bench(3)
+    found = look_at_stream("source in", bench.source.address, client=bench.stream)
+    assert (found.status, found.found) == (
+        Status.OK,
+        "kinesis orders at AWS: ACTIVE, 3 open shards, records are kept for 24 h",
+    )
+    bench.stream.errors["DescribeStreamSummary"] = [refusal("AccessDeniedException", "DescribeStreamSummary")]
+    found = look_at_stream("source in", bench.source.address, client=bench.stream)
+    assert found.status is Status.FAIL
+    assert "Not allowed to use stream orders" in found.found
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    found = look_at_stream("source in", bench.source.address)
+    assert "pip install 'penstock[kinesis]'" in found.found

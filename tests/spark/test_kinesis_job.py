@@ -14,7 +14,7 @@ from penstock.clock import SystemClock
 from penstock.connectors.kinesis import reader
 from penstock.connectors.kinesis.aggregation import UserRecord, pack
 from penstock.errors import SourceUnavailable
-from penstock.facts import CheckpointCompleted, RowsRead
+from penstock.facts import Restarting, RowsRead
 from spark.job_kit import Watch, published
 
 if TYPE_CHECKING:
@@ -51,20 +51,21 @@ def test_each_record_is_counted_once_over_a_split_and_a_failure(
         orders = p.read("in", ps.kinesis.Source("orders", poll_every="20 milliseconds", max_rows_per_batch=60))
         parsed = orders.parse_json("data", "id LONG, user STRING, at TIMESTAMP")
         timed = parsed.with_watermark("at", delay="10 seconds")
-        counts = timed.group_by("user", ps.tumbling("1 minute")).agg("counts", ps.agg.count("n"))
+        counts = timed.group_by("user", ps.tumbling("1 minute")).agg("counts", ps.agg.count().alias("n"))
         counts.write("out", ps.files.Sink(str(out), format="json"))
 
     put(stream, 0, 200)
     job = ps.Job(pipeline, state=tmp_path / "state", spark=spark, listener=watch, checkpoint_every="100ms")
     job.start()
-    watch.wait_for(CheckpointCompleted, 2)
+    watch.wait_for(RowsRead)
     for shard in list(stream.open_shards()):
         stream.split(shard.id)
     put(stream, 200, 400)
-    read = len(watch.of(RowsRead))
-    watch.wait_for(RowsRead, read + 1)
+    watch.wait_for(RowsRead, len(watch.of(RowsRead)) + 1)
     stream.errors["GetRecords"] = [SourceUnavailable("The line is dead.")]
     put(stream, 400, 600)
+    watch.wait_for(Restarting)
+    watch.wait_for(RowsRead, len(watch.of(RowsRead)) + 1)
     job.stop()
     for quarter in range(8):  # event time comes to an end in every shard
         end = {"id": -1, "user": "end", "at": "2026-01-01T01:00:00Z"}
