@@ -117,7 +117,7 @@ newcomer: $(INSTALLED) ## a new user's first minutes, from the wheel on; ARGS=--
 	@$(WITH_JAVA) PYTHONPATH=tests $(BIN)/python tests/crash/newcomer.py $(ARGS)
 
 ##@ Measure
-.PHONY: bench-windows bench-checkpoint bench-kafka bench-kafka-out bench-latency bench-files bench-receivers soak
+.PHONY: bench-windows bench-checkpoint bench-kafka bench-kafka-out bench-latency bench-files bench-receivers bench-kinesis soak
 bench-windows: $(INSTALLED) ## windows against Structured Streaming and a plain Spark job, side by side; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/windows.py $(ARGS)
 
@@ -138,6 +138,9 @@ bench-files: $(INSTALLED) ## many small files and one big one, against Structure
 
 bench-receivers: $(INSTALLED) ## rows that clients POST, and lines of a socket against Structured Streaming; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/receivers.py $(ARGS)
+
+bench-kinesis: $(INSTALLED) ## a stream of an emulator to a sink, against a bare loop of GetRecords; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python bench/kinesis.py $(ARGS)
 
 soak: $(INSTALLED) ## MINUTES=10 of windows that open and close: does anything grow?
 	@$(WITH_JAVA) $(BIN)/python bench/soak.py --minutes $(or $(MINUTES),10)

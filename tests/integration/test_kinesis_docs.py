@@ -1,7 +1,11 @@
-"""kinesis.md as a newcomer follows it: the emulator on loopback, ``put.py``, ``shop.py``, and what comes out."""
+"""kinesis.md as a newcomer follows it: the emulator on loopback, ``put.py``, ``shop.py``, and what comes out.
+
+And a short form of ``make bench-kinesis``.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +16,11 @@ import penstock as ps
 from integration.kinesis_server import HERE, EmulatorUnavailable, kinesis_server
 from page_kit import blocks
 from spark.job_kit import published
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from bench import kinesis  # noqa: E402 - found through the path above
 
 
 def test_the_stream_of_kinesis_md_is_read(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +46,14 @@ def test_the_stream_of_kinesis_md_is_read(spark: SparkSession, tmp_path: Path, m
         of_minute = {row["user"]: row["amount"] for row in rows if row["window_start"][14:16] == f"{minute:02}"}
         assert of_minute == {user: 1.5 * n for (user, at), n in orders.items() if at == minute}
     assert len(rows) == len({(row["user"], row["window_start"]) for row in rows})
+
+
+def test_a_short_bench_reads_each_record_once_and_has_its_keys(spark: SparkSession) -> None:
+    arguments = kinesis._arguments().parse_args(["--records", "3000", "--rounds", "1", "--warm", "3", "--seconds", "4"])
+    try:
+        figures = kinesis.measure(spark, arguments)
+    except EmulatorUnavailable as error:
+        pytest.skip(str(error))
+    assert {"records_ratio", "p50_ms", "p99_ms"} <= figures.keys()
+    assert 0 < figures["p50_ms"] <= figures["p99_ms"]
+    assert figures["records_ratio"] > 0

@@ -349,7 +349,7 @@ class ShardFetcher:
     def _failed(self, error: Exception, now: MonotonicTime) -> None:
         kind = failure_kind(error)
         if kind is FailureKind.EXPIRED:
-            self._iterator, self._next = None, now
+            self._iterator, self._next = None, self._backoff.failed(now)
             return
         if kind is FailureKind.GONE:
             self.is_gone = True

@@ -130,6 +130,7 @@ class KinesisReader:
         self._seen = 0
         self._listing, self._retention = {}, 0
         self._position = self._first_position(position)
+        self._encoded = self._position, encode(self._position)
         self._frames = frames
         self._spark = context.spark
         self._turn: str | None = None
@@ -425,7 +426,9 @@ class KinesisReader:
 
     def position(self) -> Position:
         """The position after the last plan."""
-        return encode(self._position)
+        if self._encoded[0] is not self._position:  # asked for before each poll, and most polls change nothing
+            self._encoded = self._position, encode(self._position)
+        return self._encoded[1]
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:
         """Pass on the position of a complete checkpoint; what comes of it changes nothing that is read."""
