@@ -117,7 +117,7 @@ def live(spark: SparkSession, server: KinesisServer, folder: Path, arguments: ar
             if over.wait(0.05):
                 return
 
-    # Not from "latest": kinesalite does not answer for a time after its last record. The backlog is read while it warms.
+    # Not from "latest": kinesalite does not answer for a time after its last record. Warming reads the backlog.
     job = ps.Job(pipeline(server, arrivals), state=folder, spark=spark, checkpoint_every="5s")
     job.start()
     feeder = threading.Thread(target=feed)
