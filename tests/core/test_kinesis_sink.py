@@ -167,7 +167,7 @@ def test_a_sink_says_where_its_rows_go_and_how_often():
     ("given", "said"),
     [
         ({"stream": "a b"}, "stream='a b' is no stream"),
-        ({"format": "avro"}, "format is 'avro', but must be one of 'json', 'raw'"),
+        ({"format": "avro"}, "format='avro' is not possible. It must be one of 'json', 'raw'"),
         ({"key": ["user", "user"]}, "does not name columns, each once"),
         ({"key": 3}, "key=3 does not name columns"),
         ({"format": "raw", "value": ["a", "b"]}, "Raw data is one column, and value has 2."),

@@ -29,7 +29,10 @@ REFUSED = {
     "word": ({"start": "now"}, "start='now' is not a place in a stream"),
     "zone": ({"start": "2026-01-01T00:00:00"}, "has no time zone"),
     "early": ({"start": "1969-01-01T00:00:00Z"}, "is before 1970"),
-    "lost": ({"on_lost_records": "skip"}, "must be one of 'fail', 'continue'"),
+    "lost": (
+        {"on_lost_records": "skip"},
+        "on_lost_records='skip' is not possible. It must be one of 'fail', 'continue'",
+    ),
     "discover": ({"discover_every": "soon"}, "discover_every 'soon' is not a length of time"),
     "poll": ({"poll_every": "0 seconds"}, "poll_every '0 seconds' is too short"),
     "rows": ({"max_rows_per_batch": 0}, "max_rows_per_batch is 0"),

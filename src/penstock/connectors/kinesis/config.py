@@ -111,7 +111,7 @@ def parse_address(stream: object, region: object, endpoint_url: object, options:
         raise GraphError(msg)
     if endpoint_url is not None and (not isinstance(endpoint_url, str) or not _URL.fullmatch(endpoint_url)):
         # Not shown: there may be a password in it.
-        msg = "endpoint_url is no address of a service. Write 'http://localhost:4567', without a user or a path."
+        msg = "The endpoint_url is no address of a service. Write 'http://localhost:4567', without a user or a path."
         raise GraphError(msg)
     return StreamAddress(stream=stream, region=region, endpoint_url=endpoint_url, options=check_client_options(options))
 
@@ -183,7 +183,7 @@ def parse_stream_start(start: object) -> StreamStart:
 def check_lost(on_lost_records: object) -> None:
     """Raise ``GraphError`` unless ``on_lost_records`` is one of its words."""
     if on_lost_records not in ("fail", "continue"):
-        msg = f"on_lost_records is {on_lost_records!r}, but must be one of 'fail', 'continue'."
+        msg = f"on_lost_records={on_lost_records!r} is not possible. It must be one of 'fail', 'continue'."
         raise GraphError(msg)
 
 

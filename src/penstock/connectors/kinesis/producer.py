@@ -34,7 +34,7 @@ class OutgoingRecord(NamedTuple):
     data: bytes
 
 
-class Entry(NamedTuple):
+class PutEntry(NamedTuple):
     """An entry of a request: its partition key, its bytes, and the key with which it keeps order."""
 
     partition_key: str
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
 
 def entries_of(
     records: Iterable[OutgoingRecord], random_key: Callable[[], str], *, aggregates: bool
-) -> Iterable[Entry]:
+) -> Iterable[PutEntry]:
     """Yield the entries of some records, in order for each key. With ``aggregates``, records of a key are packed.
 
     Raises:
@@ -78,12 +78,12 @@ def entries_of(
         yield _entry(left, random_key)
 
 
-def _entry(records: Sequence[OutgoingRecord], random_key: Callable[[], str]) -> Entry:
+def _entry(records: Sequence[OutgoingRecord], random_key: Callable[[], str]) -> PutEntry:
     key = records[0].key
     partition_key = random_key() if key is None else key
     if len(records) == 1:
-        return Entry(partition_key, records[0].data, key)
-    return Entry(partition_key, pack([UserRecord(partition_key, None, record.data) for record in records]), key)
+        return PutEntry(partition_key, records[0].data, key)
+    return PutEntry(partition_key, pack([UserRecord(partition_key, None, record.data) for record in records]), key)
 
 
 # ---- what is sent when -----------------------------------------------------------------------------------------------
@@ -98,12 +98,12 @@ class EntryQueue:
     """
 
     keeps_order: bool
-    _waiting: dict[object, deque[Entry]] = field(default_factory=dict)
+    _waiting: dict[object, deque[PutEntry]] = field(default_factory=dict)
     _turn: deque[object] = field(default_factory=deque)
     _sent: list[object] = field(default_factory=list)
     _added: int = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: PutEntry) -> None:
         """Put an entry behind the others of its key."""
         self._added += 1
         key: object = self._added  # in order with no other
@@ -114,10 +114,10 @@ class EntryQueue:
             self._turn.append(key)
         self._waiting[key].append(entry)
 
-    def next_request(self) -> list[Entry]:
+    def next_request(self) -> list[PutEntry]:
         """The entries of the next request: as many as it takes, the longest waiting keys first."""
         self._sent, size = [], 0
-        taken: list[Entry] = []
+        taken: list[PutEntry] = []
         for key in self._turn:
             entry = self._waiting[key][0]
             size += entry.size
@@ -198,7 +198,7 @@ class RecordPutter:
     def _random_key(self) -> str:
         return f"{self._random.getrandbits(128):032x}"
 
-    def _send(self, request: Sequence[Entry]) -> tuple[list[bool], str]:
+    def _send(self, request: Sequence[PutEntry]) -> tuple[list[bool], str]:
         """Which entries were refused, and why the first of them was.
 
         Raises:

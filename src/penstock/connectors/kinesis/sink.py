@@ -185,7 +185,7 @@ class Sink:
         options: Mapping[str, object] | None = None,
     ) -> None:
         if format not in ("json", "raw"):
-            msg = f"format is {format!r}, but must be one of 'json', 'raw'."
+            msg = f"format={format!r} is not possible. It must be one of 'json', 'raw'."
             raise GraphError(msg)
         values = _columns("value", value) or (("data",) if format == "raw" else ())
         if format == "raw" and len(values) > 1:
