@@ -115,7 +115,7 @@ class Stream:
         self.client.merge_shards(StreamName=self.name, ShardToMerge=one["ShardId"], AdjacentShardToMerge=two["ShardId"])
         self.await_active()
 
-    def open(self, position: Position | None = None, until: Until = Until.STOPPED) -> None:
+    def open(self, position: Position | None = None, until: Until = Until.STOPPED, threads: int = 8) -> None:
         if hasattr(self, "reader"):
             self.reader.close()
         self.reader = KinesisReader(
@@ -124,6 +124,7 @@ class Stream:
             None if position is None else decode(position),
             client=self.client,
             frames=FakeFrames(),  # type: ignore[arg-type]
+            threads=threads,
         )
 
     def poll(self) -> Any:
@@ -235,4 +236,16 @@ def test_volume_order_and_count(servers, tmp_path_factory) -> None:
     while not isinstance(stream.poll(), CaughtUp):
         pass
     assert len(stream.read) == 50_000
+    stream.check()
+
+
+@pytest.mark.timeout(900)
+def test_an_iterator_that_has_really_expired_is_replaced(servers, tmp_path_factory) -> None:
+    """kinesis V3: the emulator keeps to five minutes as the service does, so this waits for them."""
+    stream = Stream(server_of("kinesalite", servers, tmp_path_factory), 1)
+    stream.open(threads=0)  # nothing is asked for between polls
+    stream.add(20)
+    stream.read_all()
+    STEP.wait(304)
+    stream.add(20)
     stream.check()
