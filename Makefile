@@ -117,7 +117,7 @@ newcomer: $(INSTALLED) ## a new user's first minutes, from the wheel on; ARGS=--
 	@$(WITH_JAVA) PYTHONPATH=tests $(BIN)/python tests/crash/newcomer.py $(ARGS)
 
 ##@ Measure
-.PHONY: bench-windows bench-checkpoint bench-kafka bench-kafka-out bench-latency bench-files bench-receivers bench-start soak
+.PHONY: bench-windows bench-checkpoint bench-kafka bench-kafka-out bench-latency bench-files bench-receivers bench-start bench-kinesis soak
 bench-windows: $(INSTALLED) ## windows against Structured Streaming and a plain Spark job, side by side; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/windows.py $(ARGS)
 
@@ -141,6 +141,9 @@ bench-receivers: $(INSTALLED) ## rows that clients POST, and lines of a socket a
 
 bench-start: $(INSTALLED) ## a command on ten rows from its start to its end, against spark-submit of the same job; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/start.py $(ARGS)
+
+bench-kinesis: $(INSTALLED) ## a stream of an emulator to a sink, against a bare loop of GetRecords; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python bench/kinesis.py $(ARGS)
 
 soak: $(INSTALLED) ## MINUTES=10 of windows that open and close: does anything grow?
 	@$(WITH_JAVA) $(BIN)/python bench/soak.py --minutes $(or $(MINUTES),10)

@@ -100,6 +100,7 @@ RUN_BY = {
     "json.md": "core/test_json_language.py",
     "kafka.md": "integration/test_kafka_sink.py",
     "kinesis-leases.md": "core/test_kinesis_docs.py",
+    "kinesis.md": "integration/test_kinesis_docs.py",
     "operating.md": "core/test_cli_looking.py",
     "programs.md": "spark/test_pages.py",
     "receivers.md": "spark/test_receivers_job.py spark/test_http_job.py",
@@ -122,6 +123,10 @@ RUN_BY = {
 NOT_RUN = {
     "make demo ": "measurements, and this run itself: TARGETS says what is run of each",
     "pip install penstock[kafka]": "from the index; the tests of Kafka have the client from the pinned requirements",
+    "pip install 'penstock[kinesis]'": "from the index; the tests have boto3 from the pinned requirements, Node too",
+    'orders = p.read("orders", ps.kinesis': "a stream of no one: core/test_kinesis_source.py builds it",
+    'parsed.write("out", ps.kinesis.Sink(': "likewise",
+    "packed = ps.kinesis.Sink(": "likewise",
     "since = ps.kafka.Source(": "sources of Kafka at brokers of no one: core/test_kafka_docs.py builds them all",
     "quick = ps.kafka.Sink(": "likewise a sink",
     "january = ps.kafka.Source(": "as above",

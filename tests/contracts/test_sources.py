@@ -5,19 +5,30 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from penstock.connectors import generator, rate
+from kinesis_fake import FakeKinesis
+from penstock.connectors import generator, kinesis, rate
 from penstock.connectors.files import source
 from penstock.connectors.files.listing import SMALLEST_CUT
-from penstock.interfaces.source import ReadLimit, Source, Until
+from penstock.connectors.kinesis.aggregation import UserRecord, pack, unpack
+from penstock.connectors.kinesis.reader import KinesisReader
+from penstock.connectors.kinesis.shards import decode
+from penstock.handles import Guarantee, Position
+from penstock.interfaces.source import ReadLimit, Source, SourceContext, Until
+from penstock.testing.clock import ManualClock
 from penstock.testing.contracts import SourceContract
 from penstock.testing.frames import Row
 from penstock.testing.sources import End, Pause, ScriptedSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 pytestmark = pytest.mark.spark
 
@@ -137,3 +148,61 @@ class TestFilesOfParquet(TestFilesOfJson):
             pq.write_table(pa.Table.from_pylist(ROWS[2 * number : 2 * number + 2]), path)
             stamped(path, number)
         return source.Source(folder, format="parquet", max_files_per_batch=1)
+
+
+@dataclass(frozen=True)
+class OnFakeKinesis:
+    """A Kinesis source whose client is a fake, read without threads."""
+
+    stream: FakeKinesis
+    source: kinesis.Source = field(default_factory=lambda: kinesis.Source("orders"))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.source.guarantee
+
+    @property
+    def partition_column(self) -> str:
+        return self.source.partition_column
+
+    def schema(self, spark: SparkSession) -> StructType:
+        return self.source.schema(spark)
+
+    def describe(self) -> str:
+        return self.source.describe()
+
+    def open(self, context: SourceContext, resume: Position | None) -> KinesisReader:
+        position = None if resume is None else decode(resume)
+        clock = ManualClock()
+        context = replace(context, wall=clock.wall)
+        return KinesisReader(self.source, context, position, client=self.stream, clock=clock, threads=0)
+
+
+class TestKinesis(SourceContract):
+    @pytest.fixture
+    def source(self) -> Source:
+        stream = FakeKinesis(ManualClock(), shards=2)
+        stream.enforces = False  # its clock stands still
+        for number in range(6):
+            stream.put(f"key-{number}", f"record {number}")
+        stream.split("shardId-000000000000")
+        stream.put("key-0", pack([UserRecord(f"key-{number}", None, b"aggregated") for number in range(3)]))
+        return OnFakeKinesis(stream)
+
+    @pytest.fixture
+    def expected(self, source: OnFakeKinesis) -> list[Row]:
+        return [
+            {
+                "data": inner.data,
+                "partition_key": inner.partition_key,
+                "explicit_hash_key": None,
+                "stream": "orders",
+                "shard": shard.id,
+                "sequence_number": str(record.number),
+                "sub_sequence_number": sub,
+                "timestamp": "2026-01-01T00:00:00Z",
+            }
+            for shard in source.stream.shards.values()
+            for record in shard.records
+            for sub, inner in enumerate(unpack(record.data) or [UserRecord(record.key, None, record.data)])
+        ]

@@ -1,100 +1,114 @@
-"""What tests of the Kinesis checkpointer share: a clock to tick with, and stores that take notes."""
+"""A reader of a fake Kinesis, polled again and again as the runtime does it; what it read is kept."""
 
 from __future__ import annotations
 
-import threading
+import random
+from collections.abc import Sequence
+from typing import Any
 
-from penstock.connectors.kinesis.checkpointer import KinesisCheckpointer
-from penstock.connectors.kinesis.positions import After
-from penstock.testing import ManualClock
-
-
-class Patience:
-    """Seconds after which a thread that does not come to rest fails its test."""
-
-    seconds = 20.0
-
-
-class TickClock(ManualClock):
-    """A clock that is moved by hand, and knows when all threads that wait for it have done what was due."""
-
-    def __init__(self, wall="2026-01-01T00:00:00Z"):
-        super().__init__(wall)
-        self._resting = threading.Condition()
-        self._until = {}
-
-    def wait(self, changed, until):
-        with self._resting:
-            self._until[threading.current_thread()] = until
-            self._resting.notify_all()
-        super().wait(changed, until)
-
-    def next_ticks(self):
-        """How long the threads still wait, in microseconds."""
-        return sorted(until - self.now() for thread, until in self._until.items() if thread.is_alive())
-
-    def settle(self, threads=1):
-        """Return when all threads wait for a later time."""
-
-        def is_at_rest():
-            ticks = self.next_ticks()
-            return len(ticks) >= threads and all(tick > 0 for tick in ticks)
-
-        with self._resting:
-            assert self._resting.wait_for(is_at_rest, Patience.seconds), f"threads are not at rest: {self._until}"
-
-    def tick(self, duration, threads=1):
-        """Move the clock, and return when all that is due then is done."""
-        self.settle(threads)
-        self.advance(duration)
-        self.settle(threads)
+from kinesis_fake import FakeKinesis
+from penstock.connectors.kinesis.frames import ShardRecords
+from penstock.connectors.kinesis.reader import FetchedBatch, KinesisReader
+from penstock.connectors.kinesis.shards import decode
+from penstock.connectors.kinesis.source import Source
+from penstock.handles import Position
+from penstock.interfaces.source import CaughtUp, NoData, PlannedBatch, PollResult, ReadLimit, SourceContext, Until
+from penstock.testing.clock import ManualClock
 
 
-class Progress:
-    """The receiver: what it says is what a test puts into ``at``."""
+class Rows(list[Any]):
+    """What would become a table."""
 
-    def __init__(self, **at):
-        self.at = dict(at)
-        self.asked = 0
-
-    def stored(self, shard):
-        self.asked += 1
-        position = self.at.get(shard)
-        if isinstance(position, BaseException):
-            raise position
-        return After(position) if isinstance(position, int) else position
+    @property
+    def num_rows(self) -> int:
+        return len(self)
 
 
-class Store:
-    """The checkpointer of a shard: takes notes, and raises what ``fails`` has for the next call."""
+class FakeFrames:
+    def table(self, records: Sequence[ShardRecords]) -> Rows:
+        return Rows((part.shard, record) for part in records for record in part.records)
 
-    def __init__(self, *fails):
-        self.calls = []
-        self.tried = []
-        self.fails = list(fails)
-
-    def checkpoint(self, position=None):
-        self.tried.append(position)
-        failure = self.fails.pop(0) if self.fails else None
-        if failure is not None:
-            raise failure
-        self.calls.append("END" if position is None else (position.seq, position.sub))
+    def metrics(self, table: Any) -> dict[str, Any]:
+        return {}
 
 
 class Bench:
-    """A checkpointer with its clock and its receiver; it ticks each minute."""
+    """A reader on a stream, and the clock of both."""
 
-    def __init__(self, **at):
-        self.clock = TickClock()
-        self.progress = Progress(**at)
-        self.pauses = []
-        self.checkpointer = KinesisCheckpointer(self.progress, "60 seconds", "w1", self.clock, pause=self.pauses.append)
-        self.clock.settle()
+    def __init__(
+        self,
+        shards: int = 1,
+        *,
+        until: Until = Until.STOPPED,
+        limits: ReadLimit | None = None,
+        stream: FakeKinesis | None = None,
+        opens: bool = True,
+        **source: Any,
+    ) -> None:
+        self.clock = ManualClock()
+        self.stream = stream or FakeKinesis(self.clock, shards=shards)
+        self.stream.clock = self.clock
+        self.limits = limits or ReadLimit()
+        self.facts: list[Any] = []
+        self.source = Source("orders", **source)
+        self.until = until
+        self.random = random.Random(7).random
+        self.read: list[tuple[str, str, bytes]] = []
+        """Shard, key and data of each row, in order."""
+        self.plans: list[PlannedBatch] = []
+        self.checkpoints: list[Any] = []
+        if opens:
+            self.open()
 
-    def set(self, shard, *fails):
-        store = Store(*fails)
-        self.checkpointer.set_checkpointer(shard, store)
-        return store
+    def open(self, position: Position | None = None, source: Source | None = None) -> KinesisReader:
+        self.reader = KinesisReader(
+            source or self.source,
+            SourceContext(
+                uid="in",
+                spark=None,  # type: ignore[arg-type]
+                until=self.until,
+                report=self.facts.append,
+                wall=self.clock.wall,
+            ),
+            None if position is None else decode(position),
+            client=self.stream,
+            frames=FakeFrames(),  # type: ignore[arg-type]
+            clock=self.clock,
+            threads=0,
+            random=self.random,
+            on_checkpoint=lambda checkpoint, position: self.checkpoints.append((checkpoint, position)),
+        )
+        return self.reader
 
-    def tick(self, times=1):
-        self.clock.tick(f"{60 * times} seconds")
+    def crash(self) -> None:
+        """Open the reader again at its position, which is all that is left of it."""
+        self.open(self.reader.position())
+
+    def poll(self, limits: ReadLimit | None = None) -> PollResult:
+        answer = self.reader.poll(now=self.clock.now(), wall=self.clock.wall(), limits=limits or self.limits)
+        match answer:
+            case PlannedBatch(plan=FetchedBatch(table=table)):
+                self.plans.append(answer)
+                self.read += [(shard, record.partition_key, record.data) for shard, record in table]
+            case NoData(wake_at=wake_at):
+                assert wake_at > self.clock.now()
+                due = [each.due for each in self.reader._pool._steppers if each.due is not None]
+                self.clock.move_to(max(wake_at, min(due, default=wake_at)))  # no poll before has anything to do
+        return answer
+
+    def until_quiet(self, polls: int = 12) -> list[bytes]:
+        """Poll until nothing came for so long; returns the data of all rows so far."""
+        quiet = 0
+        while quiet < polls:
+            answer = self.poll()
+            if isinstance(answer, CaughtUp):
+                break
+            quiet = 0 if isinstance(answer, PlannedBatch) else quiet + 1
+        return self.data
+
+    @property
+    def data(self) -> list[bytes]:
+        return [data for _, _, data in self.read]
+
+    def position(self, shard: str) -> Any:
+        return decode(self.reader.position()).shards[shard].position

@@ -87,7 +87,7 @@ def test_the_other_lines_of_the_page_are_run(tmp_path: Path, monkeypatch: pytest
         monkeypatch.delenv(name)
     ours = module(tmp_path, SHOP)
     lines = command_lines("doctor.md")
-    assert len(lines) == 7
+    assert len(lines) == 8
     for line in lines:
         if "--warm" in line:
             continue  # half a minute: test_class_archive in tests/spark

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from core.kinesis_kit import Bench, Patience, Progress, Store, TickClock
+from core.checkpointer_kit import Bench, Patience, Progress, Store, TickClock
 from penstock.connectors.kinesis.checkpointer import KinesisCheckpointer
 from penstock.connectors.kinesis.positions import After, AtHorizon, AtTime, Finished
 from penstock.errors import LeaseLost, LeaseTableInvalid, LeaseTableUnavailable, LeaseThrottled, PenstockError

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from core.checkpointer_kit import Patience, TickClock
 from core.dynamo_fake import DynamoFake, away, client_error, throttled
-from core.kinesis_kit import Patience, TickClock
 from penstock.connectors.kinesis.lease_commits import LeaseCommits, LeaseMode, LeaseOptions
 from penstock.connectors.kinesis.lease_import import (
     decode_start,

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from core.kinesis_kit import Bench, Patience, Progress, Store, TickClock
+from core.checkpointer_kit import Bench, Patience, Progress, Store, TickClock
 from penstock.connectors.kinesis.checkpointer import KinesisCheckpointer, retry_random
 from penstock.connectors.kinesis.positions import After, Finished
 from penstock.errors import (

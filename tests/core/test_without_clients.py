@@ -5,12 +5,14 @@ import sys
 
 LOADS_ALL = """
 import importlib, pkgutil, sys
-sys.modules["confluent_kafka"] = sys.modules["h11"] = None  # importing them fails
+for client in ("confluent_kafka", "h11", "boto3", "botocore"):
+    sys.modules[client] = None  # importing it fails
 import penstock as ps
 for module in pkgutil.walk_packages(ps.__path__, "penstock."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 ps.kafka.Source(servers="localhost:9092", topics=["orders"])
+ps.kinesis.Source("orders")
 ps.http.Source(8080, schema="id LONG")
 """
 

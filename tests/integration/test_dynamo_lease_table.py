@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from core.kinesis_kit import TickClock
+from core.checkpointer_kit import TickClock
 from core.lease_table_contract import LeaseTableContract, Rows, shard
 from integration.broker_jars import JarsUnavailable, java
 from integration.dynamo_local import dynamo_local

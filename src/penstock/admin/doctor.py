@@ -31,6 +31,7 @@ from penstock.admin.doctor_checks import (
     warn,
 )
 from penstock.admin.doctor_kafka import look_at_brokers, look_at_transactions
+from penstock.admin.doctor_kinesis import look_at_stream
 from penstock.admin.doctor_leases import look_at_leases
 from penstock.admin.warming import class_archive_of
 from penstock.clock import Clock, SystemClock
@@ -40,6 +41,8 @@ from penstock.connectors.kafka.sink import Sink as KafkaSink
 from penstock.connectors.kafka.source import Source as KafkaSource
 from penstock.connectors.kinesis.lease_commits import LeaseMode, LeaseOptions
 from penstock.connectors.kinesis.lease_table import TableAddress
+from penstock.connectors.kinesis.sink import Sink as KinesisSink
+from penstock.connectors.kinesis.source import Source as KinesisSource
 from penstock.control.client import root_of
 from penstock.errors import PenstockError, SettingsError, StateDirectoryRefused
 from penstock.filesystem.local import NETWORK, LocalFileSystem, kind_of
@@ -205,6 +208,8 @@ def look_at_connectors(graph: Graph) -> Iterator[Finding]:
             name = f"source {node.uid}"
             if isinstance(node.source, FilesSource):
                 yield input_folder(name, node.source)
+            elif isinstance(node.source, KinesisSource):
+                yield look_at_stream(name, node.source.address)
             elif isinstance(node.source, SupportsBacklog) and not isinstance(node.source, KafkaSource):
                 yield _input(name, node.source)
             else:
@@ -213,6 +218,8 @@ def look_at_connectors(graph: Graph) -> Iterator[Finding]:
             name = f"sink {node.uid}"
             if isinstance(node.sink, FilesSink):
                 yield output_folder(name, node.sink)
+            elif isinstance(node.sink, KinesisSink):
+                yield look_at_stream(name, node.sink.address)
             else:
                 yield ok(name, node.sink.describe())
 

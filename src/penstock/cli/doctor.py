@@ -25,7 +25,7 @@ _STYLES: Final = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold 
 _INDENT: Final = " " * 6
 
 
-def doctor(
+def doctor(  # noqa: PLR0913 - the options of the command
     pipeline: Annotated[
         str | None, Parameter(help="module:pipeline, whose sources and sinks are looked at too.")
     ] = None,

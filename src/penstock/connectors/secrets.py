@@ -158,8 +158,10 @@ _SECRET_NAME: Final = re.compile(
 _SECRET_VALUE: Final = re.compile(r"PRIVATE KEY-----|//[^/@\s]*:[^/@\s]*@|(?i:\b(password|passwd|secret|token)\s*=)")
 
 
-def check_option(name: str, value: object) -> None:
+def check_option(name: str, value: object, *, connector: str = "kafka") -> None:
     """Refuse a written-out secret, recognised by the property's name or by its value.
+
+    ``connector`` is the one whose ``env`` and ``file`` the message names.
 
     Raises:
         GraphError: the value is one. The message does not show it.
@@ -169,6 +171,7 @@ def check_option(name: str, value: object) -> None:
     if _SECRET_NAME.search(name) or _SECRET_VALUE.search(str(value)):
         msg = (
             f"Option {name!r} holds a secret, which must not be written into a pipeline. Refer to it, as in "
-            f"{{{name!r}: ps.kafka.env('KAFKA_SECRET')}} or ps.kafka.file('/run/secrets/kafka')."
+            f"{{{name!r}: ps.{connector}.env('{connector.upper()}_SECRET')}} or "
+            f"ps.{connector}.file('/run/secrets/{connector}')."
         )
         raise GraphError(msg)
