@@ -18,9 +18,10 @@ from penstock.operators import aggregates as agg
 from penstock.operators.windows import operator
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
-from penstock.state import parquet
+from penstock.state import parquet, restore
 from penstock.state.compaction import Compaction
 from penstock.state.durable import PendingLayers
+from penstock.state.parquet import HashSlice, files_of
 from window_harness import Rig, counted, persistent
 
 pytestmark = pytest.mark.spark
@@ -149,6 +150,37 @@ def test_a_layer_is_written_in_slices_that_hold_each_row_once(spark, tmp_path, m
     assert {Path(file.path).parent.name for file in layer.files} == {f"{part:04d}" for part in range(8)}
     again = rig.again(handle)
     assert len(rest_of(again)) == 450
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 4])
+def test_one_job_writes_what_changed_and_its_slices_still_serve_a_restore(spark, tmp_path, monkeypatch, partitions):
+    """Of much state a restore loads parts: it finds their rows in files of what little a checkpoint adds, too."""
+    monkeypatch.setattr(parquet, "ROWS_A_TASK", 100)
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    many = "SELECT concat('u', id) AS user, timestamp_micros(id) AS at, id AS x FROM range({})"
+    rig.process_frame(spark.sql(many.format(700)))
+    rig.checkpoint()
+    monkeypatch.setattr(parquet, "MIN_ROWS_A_FILE", 10)
+    monkeypatch.setattr(restore, "ROWS_A_PART", 100)
+    rig.process_frame(spark.sql(many.format(90)))
+    with counted(spark) as cost:
+        handle = rig.checkpoint()
+    assert cost.jobs == 1
+    layer = handle.layers[-1]
+    assert layer.rows == 90
+    assert layer.detail["slices"] == 8
+    for number in range(8):
+        found = files_of(layer, HashSlice(number, 8), ["user"])
+        assert {Path(file.path).parent.name for file in found} == {f"{number:04d}"}
+        rows = spark.read.parquet(*(str(tmp_path / file.path) for file in found))
+        assert "__penstock_slice" not in rows.columns
+        assert rows.count() == rows.where(f"pmod(hash(user), 8) = {number}").count() > 0
+    assert sorted(rig.filesystem.list("state")) == sorted(file.path for file in handle.files), "nothing else lies there"
+    again = rig.again(handle, partitions=partitions)
+    assert len(again.operator._stack._loader._parts) == 8
+    found = rest_of(again)
+    assert len(found) == 700
+    assert sum(row[3] for row in found) == sum(range(700)) + sum(range(90))
 
 
 def test_another_program_reads_the_state_from_its_files_alone(rig):
@@ -339,16 +371,16 @@ def test_merging_durable_layers_leaves_what_a_snapshot_under_way_still_needs(rig
 
 def merging_meets(monkeypatch, rig: Rig, meanwhile) -> list:
     """Merge durable layers; when that has begun to write something else happens, on another thread."""
-    real, found = parquet.LayerWriter._write_slice, []
+    real, found = parquet.LayerWriter._write_part, []
 
-    def write(self, *given):
+    def write(self, *given, **more):
         if not found:
             found.append(None)
             with ThreadPoolExecutor(1) as pool:
                 found[0] = pool.submit(meanwhile).result(60)
-        return real(self, *given)
+        return real(self, *given, **more)
 
-    monkeypatch.setattr(parquet.LayerWriter, "_write_slice", write)
+    monkeypatch.setattr(parquet.LayerWriter, "_write_part", write)
     rig.operator._compact()  # so that it is known how few rows are live
     rig.operator._durable.compact()
     monkeypatch.undo()

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 SETTLED_AFTER, SETTLED_BELOW = 4, 0.01
 """The state has settled once this many snapshots added less than this part of all bytes."""
-MERGED_SHARE = 4
-"""Rows of a slice of a merge, as a multiple of the usual: each slice reads all files of the small layers again."""
 
 
 class DurableLayers:
@@ -117,7 +115,9 @@ class DurableLayers:
             try:
                 stats = stats_of(members)
                 stats = replace(stats, rows=min(stats.rows, self._stack.rows))
-                merged = self._writer.write(self._rows_of_slices(members), stats, horizon=horizon, share=MERGED_SHARE)
+                merged = self._writer.write(
+                    self._rows_of_slices(members), stats, horizon=horizon, live_rows=self._stack.rows
+                )
             except Exception:
                 if self._rebased == rebased:  # else the files may be gone, and are not needed
                     raise
@@ -151,7 +151,7 @@ class DurableLayers:
         )
         plan = self._cached_union.stacked([layer.frame for layer in layers])
         rows = union_layers(layers) if plan is None else frame_of_plan(plan, self._writer.session)
-        return self._writer.write(lambda _: rows, stats, horizon=horizon)
+        return self._writer.write(lambda _: rows, stats, horizon=horizon, live_rows=self._stack.rows)
 
     def _rows_of_slices(self, refs: Sequence[LayerRef]) -> SliceRows:
         """Reads the rows of a slice, out of only the files that may have some."""
