@@ -140,7 +140,7 @@ bench-receivers: $(INSTALLED) ## rows that clients POST, and lines of a socket a
 	@$(WITH_JAVA) $(BIN)/python bench/receivers.py $(ARGS)
 
 soak: $(INSTALLED) ## MINUTES=10 of windows that open and close: does anything grow?
-	@$(WITH_JAVA) $(BIN)/python bench/soak.py --minutes $(or $(MINUTES),10)
+	@$(WITH_JAVA) $(BIN)/python bench/soak.py --minutes $(or $(MINUTES),10) $(ARGS)
 
 ##@ Keep
 .PHONY: docs lock clean

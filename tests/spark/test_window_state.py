@@ -18,7 +18,7 @@ from penstock.operators import aggregates as agg
 from penstock.operators.windows import operator
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
-from penstock.state import parquet, restore
+from penstock.state import compaction, durable, parquet, restore
 from penstock.state.compaction import Compaction
 from penstock.state.durable import PendingLayers
 from penstock.state.parquet import HashSlice, files_of
@@ -236,6 +236,7 @@ def test_a_write_that_fails_changes_nothing(spark, tmp_path, place):
     rig.process(rows(1))
     with pytest.raises(RuntimeError, match=place):
         rig.checkpoint()
+    assert rig.bytes_written() == 0
     for second in (2, 3, 4, 5):
         rig.process(rows(second))
     assert rig.maintain() == 1
@@ -266,7 +267,10 @@ def test_a_snapshot_named_while_another_is_being_written_writes_only_the_rest(sp
     assert rest_of(rig.again(handle))[0][3:5] == (3, 2)
 
 
-def test_compaction_on_another_thread_loses_nothing(spark, rig):
+@pytest.mark.parametrize("piece", [2, compaction.PIECE_ROWS])
+def test_compaction_and_pieces_on_another_thread_lose_nothing(rig, monkeypatch, piece):
+    monkeypatch.setattr(compaction, "PIECE_ROWS", piece)
+    monkeypatch.setattr(durable, "PIECE_SHARE", 1e-9)  # however few keys there are
     ended = threading.Event()
 
     def compact() -> None:
@@ -281,7 +285,8 @@ def test_compaction_on_another_thread_loses_nothing(spark, rig):
         ended.set()
         running.result()
     assert [row[3:5] for row in rig.take()] == [(sum(second % 10 for second in range(24)), 24)]
-    assert [row[3:5] for row in rest_of(rig)] == [(24 * 30, 24)]
+    assert (rig.bytes_written() > 0) == (piece == 2)
+    assert [row[3:5] for row in rest_of(rig.again(rig.checkpoint()))] == [(24 * 30, 24)]
 
 
 @pytest.mark.usefixtures("few_layers")
@@ -470,9 +475,13 @@ def test_a_missing_or_altered_file_is_named_at_restore(rig):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_order_of_work_gives_the_same_rows_as_sql_over_all_of_them(spark, tmp_path, seed):
+def test_any_order_of_work_gives_the_same_rows_as_sql_over_all_of_them(spark, tmp_path, monkeypatch, seed):
     """Batches, watermarks, compaction, snapshots written late, in vain or not at all, and restarts, as they fall."""
     chance = random.Random(seed)
+    if seed:  # with pieces of a few rows, and merges in parts
+        monkeypatch.setattr(compaction, "PIECE_ROWS", 6)
+        monkeypatch.setattr(durable, "PIECE_SHARE", 1e-9)
+        monkeypatch.setattr(operator, "MERGED_AT_ONCE", 9)
     before = persistent(spark)
     rig = Rig(spark, step(), SCHEMA, tmp_path)
     accepted: list[dict[str, object]] = []

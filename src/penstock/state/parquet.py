@@ -126,6 +126,15 @@ def _slice_number(layers_format: LayerFormat, count: int) -> str:
     return f"pmod(CAST(hash({columns}) AS BIGINT), {variable_literal(count, column=layers_format.end)})"
 
 
+def hash_parts(rows: int, *, most: int) -> int:
+    """In how many parts of the hash no part has more than ``most`` of these rows: a power of two.
+
+    >>> [hash_parts(rows, most=100) for rows in (0, 100, 101, 200, 201)]
+    [1, 1, 2, 2, 4]
+    """
+    return _power_of_two(-(-rows // most) * 2 - 1)
+
+
 def slices_of(ref: LayerRef, by: Sequence[str]) -> int:
     """In how many slices of the hash of ``by`` a durable layer lies; one if it was sliced by other columns."""
     match ref.detail:
@@ -211,10 +220,14 @@ class LayerWriter:
             horizon=horizon,
         )
         self.failpoint("state.layer.before_write")
-        counts = [write(HashSlice(part, jobs)) for part in range(jobs)]
-        self.failpoint("state.layer.written")
-        files = self._settle(f"{self.folder}/{name}")
-        self.failpoint("state.layer.durable")
+        try:
+            counts = [write(HashSlice(part, jobs)) for part in range(jobs)]
+            self.failpoint("state.layer.written")
+            files = self._settle(f"{self.folder}/{name}")
+            self.failpoint("state.layer.durable")
+        except Exception:
+            self._clear(f"{self.folder}/{name}")
+            raise
         known = [count for count in counts if count is not None]
         return LayerRef(
             name=name,
@@ -231,13 +244,16 @@ class LayerWriter:
 
     def discard(self, ref: LayerRef) -> None:
         """Delete the files of a layer that nothing refers to; those that storage refuses are left to the next claim."""
+        self._clear(f"{self.folder}/{ref.name}")
+
+    def _clear(self, folder: str) -> None:
+        """Delete what a failed write has left, for others may fail after it. What still comes is left to the log."""
         with suppress(StorageFailed):
-            for file in ref.files:
-                self.filesystem.delete(file.path)
+            for path in self.filesystem.list(folder):
+                self.filesystem.delete(path)
 
     def _parts(self, rows: int) -> int:
-        """In how many parts of the hash no part has more than ``ROWS_A_TASK`` rows."""
-        return _power_of_two(-(-rows // ROWS_A_TASK) * 2 - 1) if self.layers_format.slice_columns else 1
+        return hash_parts(rows, most=ROWS_A_TASK) if self.layers_format.slice_columns else 1
 
     def _write_part(
         self, rows_of: SliceRows, name: str, part: HashSlice, *, slices: int, tasks: int, horizon: int
