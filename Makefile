@@ -146,7 +146,7 @@ bench-kinesis: $(INSTALLED) ## a stream of an emulator to a sink, against a bare
 	@$(WITH_JAVA) $(BIN)/python bench/kinesis.py $(ARGS)
 
 soak: $(INSTALLED) ## MINUTES=10 of windows that open and close: does anything grow?
-	@$(WITH_JAVA) $(BIN)/python bench/soak.py --minutes $(or $(MINUTES),10)
+	@$(WITH_JAVA) $(BIN)/python bench/soak.py --minutes $(or $(MINUTES),10) $(ARGS)
 
 ##@ Keep
 .PHONY: docs lock clean

@@ -7,6 +7,7 @@ A job fills its state and is stopped; the next one changes keys at an even pace,
 one leaves the state alone until it has settled. Bytes are those of layers' files. *Changed* are the keys changed
 between two checkpoints, each once, at what a key takes in a layer that has them all. *Written* is all that was, by
 checkpoints and by the merges that come round meanwhile: at 5 % of the keys about one of all layers in 45 checkpoints.
+``batch_p99_ratio`` is the p99 of data batches beside a checkpoint or a background job, over the p99 of the others.
 """
 
 from __future__ import annotations
@@ -157,6 +158,8 @@ class Interval:
         rows: that came between each and the one before it.
         written: bytes of layers, by checkpoints and merges.
         by_checkpoints: bytes of those that are not merges'.
+        beside: milliseconds of each data batch while a checkpoint or a background job was under way.
+        alone: of each other one.
     """
 
     durations: tuple[float, ...]
@@ -164,6 +167,8 @@ class Interval:
     rows: tuple[int, ...]
     written: int
     by_checkpoints: int
+    beside: tuple[float, ...]
+    alone: tuple[float, ...]
 
     def changed(self, keys: int) -> float:
         """Keys changed between two checkpoints, each once: added up over the checkpoints."""
@@ -180,13 +185,31 @@ def interval(wait: Callable[[str, int], Told], story: Story, files: Files, count
     taken = story.of("checkpoint")[before : before + count]
     ids = {fact["checkpoint"] for fact in taken}
     stalls = [fact for fact in story.of("stall") if fact["checkpoint"] in ids]
+    since = taken[0]["began"]
+    batches = [fact for fact in story.of("batch") if fact["rows"] > 1 and fact["began"] >= since]
+    beside, alone = by_company(batches, [*story.of("background"), *taken])
     return Interval(
         durations=tuple(fact["duration_ms"] for fact in taken),
         stalls=tuple(fact["stall_ms"] for fact in stalls),
         rows=tuple(fact["rows"] for fact in stalls),
         written=sum(size for name, size in dict(files.seen).items() if name not in seen),
         by_checkpoints=sum(size for name, size in dict(files.by_checkpoints).items() if name not in added),
+        beside=beside,
+        alone=alone,
     )
+
+
+def by_company(batches: list[Told], others: list[Told]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Milliseconds of the batches that overlap any of the others in time, and of those that do not.
+
+    >>> by_company([{"began": 1, "ended": 2}, {"began": 3, "ended": 5}], [{"began": 4, "ended": 6}])
+    ((2000.0,), (1000.0,))
+    """
+    found: tuple[list[float], list[float]] = ([], [])
+    for batch in batches:
+        overlaps = any(each["began"] < batch["ended"] and batch["began"] < each["ended"] for each in others)
+        found[not overlaps].append((batch["ended"] - batch["began"]) * 1e3)
+    return tuple(found[0]), tuple(found[1])
 
 
 def main() -> int:
@@ -225,6 +248,8 @@ def _measure(home: Path, arguments: argparse.Namespace) -> tuple[dict[str, resul
         "stall_p99_ms": round(_quantile(taken.stalls, 0.99), 2),
         "checkpoint_p50_ms": round(statistics.median(taken.durations)),
         "checkpoint_p99_ms": round(_quantile(taken.durations, 0.99)),
+        "batches_beside": len(taken.beside),
+        "batches_alone": len(taken.alone),
         "bytes_ratio": round(taken.written / changed, 2),
         "bytes_ratio_checkpoints": round(taken.by_checkpoints / changed, 2),
         "space_ratio": round(space / live, 2),
@@ -235,6 +260,8 @@ def _measure(home: Path, arguments: argparse.Namespace) -> tuple[dict[str, resul
         "changed_part": round(taken.changed(keys) / len(taken.rows) / keys, 3),
         "checkpoints": len(taken.durations),
     }
+    if taken.beside and taken.alone:
+        figures["batch_p99_ratio"] = round(_quantile(taken.beside, 0.99) / _quantile(taken.alone, 0.99), 2)
     return figures, {"durations_ms": taken.durations, "stalls_ms": taken.stalls, "rows": taken.rows}
 
 

@@ -10,13 +10,15 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import penstock as ps
 from penstock.facts import BarrierPassed, BatchDone, CheckpointCompleted, CheckpointFailed, Fact
+from penstock.spark.scheduling import BackgroundSlots
 from penstock.spark.session import make_session, state_session
 
 PHASES = ("fill", "change", "rest")
@@ -30,6 +32,7 @@ class Told:
     """A listener that says in dictionaries what bench/checkpoint.py asks about.
 
     ``loaded`` when each key has come once; ``batch``; ``stall`` with the rows since the barrier before; ``checkpoint``.
+    Facts that take time have when they ``began`` and ``ended``, in seconds of the machine's clock.
     """
 
     def __init__(self, keys: int, tell: Callable[[dict[str, Any]], None]) -> None:
@@ -41,22 +44,44 @@ class Told:
     def __call__(self, fact: Fact) -> None:
         match fact:
             case BatchDone(task="totals"):
-                self._batch(int(str(fact.figures["rows"]["rows"])))
+                self._batch(int(str(fact.figures["rows"]["rows"])), fact.duration_ms)
             case BarrierPassed(task="totals"):
                 rows, self._since = self._since, 0
                 self._tell({"fact": "stall", "checkpoint": fact.checkpoint, "stall_ms": fact.stall_ms, "rows": rows})
             case CheckpointCompleted():
                 told = {"fact": "checkpoint", "checkpoint": fact.checkpoint}
-                self._tell({**told, "duration_ms": fact.duration_ms, "bytes": fact.bytes})
+                self._tell({**told, "duration_ms": fact.duration_ms, "bytes": fact.bytes, **_span(fact.duration_ms)})
             case CheckpointFailed():
                 self._tell({"fact": "failed", "checkpoint": fact.checkpoint, "message": fact.message})
 
-    def _batch(self, rows: int) -> None:
+    def _batch(self, rows: int, duration_ms: float) -> None:
         self._since += rows
-        self._tell({"fact": "batch", "rows": rows})
+        self._tell({"fact": "batch", "rows": rows, **_span(duration_ms)})
         before, self._through = self._through, self._through + rows
         if before < self._keys <= self._through:
             self._tell({"fact": "loaded"})
+
+
+def _span(duration_ms: float) -> dict[str, float]:
+    """When something began that has ended just now."""
+    ended = time.monotonic()  # of the machine, not of the process
+    return {"began": ended - duration_ms / 1e3, "ended": ended}
+
+
+def tell_background(tell: Callable[[dict[str, Any]], None]) -> None:
+    """Tell from now on of each background job when it had its slot: checkpoints, pieces, merges."""
+    real = BackgroundSlots.background
+
+    @contextmanager
+    def background(self: BackgroundSlots) -> Iterator[None]:
+        with real(self):
+            began = time.monotonic()
+            try:
+                yield
+            finally:
+                tell({"fact": "background", **_span((time.monotonic() - began) * 1e3)})
+
+    setattr(BackgroundSlots, "background", background)  # noqa: B010 - a method is replaced
 
 
 def pipeline(keys: int, phase: Phase, changes: int) -> Any:
@@ -155,6 +180,7 @@ def main() -> int:
     if arguments.phase == "live":
         tell({"fact": "live", "bytes": rewritten(spark, arguments.home / "state", arguments.home / "live")})
     else:
+        tell_background(tell)
         job = ps.Job(
             pipeline(arguments.keys, arguments.phase, arguments.changes),
             state=arguments.home / "state",

@@ -2,6 +2,7 @@
 
 make soak MINUTES=10          10 batches a second of 1,000 rows, 5-second windows, checkpoints every 5 seconds
 make soak MINUTES=1440        a day
+make soak ARGS=--fails        with keys so many that pieces are written, and half of the time none can be
 
 The first 600 batches warm up. What counts: batch times of the last third against those of the first, heap after a full
 collection, memory of this process, threads, open files, Spark's blocks, files in the state directory.
@@ -26,13 +27,14 @@ import result  # noqa: E402 - found through the path above
 from processes import heap_megabytes_after_gc, usage  # noqa: E402
 
 import penstock as ps  # noqa: E402
-from penstock.facts import BatchDone, Fact, Restarting  # noqa: E402
+from penstock import failpoints  # noqa: E402
+from penstock.clock import parse_duration  # noqa: E402
+from penstock.facts import BatchDone, CheckpointFailed, Fact, Restarting  # noqa: E402
 from penstock.spark.session import make_session  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-KEYS = 1_000
 THIRDS = 3
 PATIENCE = 600
 """Seconds in which the batches that warm up must be through."""
@@ -48,6 +50,8 @@ class Pace:
         window: how long a window is.
         checkpoint_every: from one checkpoint to the next.
         warm: batches that do not count yet.
+        keys: how many there are.
+        fails: whether layers cannot be written every other interval, so that checkpoints and pieces fail.
     """
 
     batches: int = 10
@@ -55,6 +59,8 @@ class Pace:
     window: str = "5 seconds"
     checkpoint_every: str = "5 seconds"
     warm: int = 600
+    keys: int = 1_000
+    fails: bool = False
 
 
 def soak(out: Path, pace: Pace) -> Any:
@@ -62,7 +68,7 @@ def soak(out: Path, pace: Pace) -> Any:
 
     def rows_of(numbers: DataFrame) -> DataFrame:
         return numbers.selectExpr(
-            f"pmod(xxhash64(n), {KEYS}) AS key",
+            f"pmod(xxhash64(n), {pace.keys}) AS key",
             f"timestamp_micros(1700000000000000L + n * {1_000_000 // (pace.batches * pace.rows)}L) AS at",
             "n % 997 AS amount",
         )
@@ -84,6 +90,7 @@ class Batches:
     def __init__(self) -> None:
         self.done: list[tuple[float, float]] = []
         self.restarts: list[str] = []
+        self.failed = 0
         self._changed = threading.Condition()
 
     def __call__(self, fact: Fact) -> None:
@@ -92,6 +99,8 @@ class Batches:
                 with self._changed:
                     self.done.append((time.monotonic(), took))
                     self._changed.notify_all()
+            case CheckpointFailed():
+                self.failed += 1
             case Restarting(cause=cause):
                 with self._changed:
                     self.restarts.append(cause)
@@ -126,12 +135,15 @@ def measure(spark: SparkSession, home: Path, pace: Pace, seconds: float) -> tupl
     batches, ended = Batches(), threading.Event()
     emptying = threading.Thread(target=_empty, args=(home / "out", ended), daemon=True)
     emptying.start()
+    failing = threading.Thread(target=_fail, args=(pace, ended), daemon=True)
+    failing.start()
     job = ps.Job(
         soak(home / "out", pace),
         state=home / "state",
         spark=spark,
         listener=batches,
         checkpoint_every=pace.checkpoint_every,
+        tolerated_failures=1_000_000 if pace.fails else 0,
     )
     job.start()
     try:
@@ -141,6 +153,7 @@ def measure(spark: SparkSession, home: Path, pace: Pace, seconds: float) -> tupl
         job.stop()
         ended.set()
         emptying.join()
+        failing.join()
     return samples, batches
 
 
@@ -187,17 +200,18 @@ def judge(samples: list[Sample]) -> dict[str, result.Figure]:
 def main() -> int:
     arguments = _arguments()
     home = Path(tempfile.mkdtemp(prefix="penstock-soak-"))
+    pace = Pace(keys=1_000_000, window="30 seconds", fails=True) if arguments.fails else Pace()
     try:
-        samples, batches = measure(make_session("soak"), home, Pace(), arguments.minutes * 60)
+        samples, batches = measure(make_session("soak"), home, pace, arguments.minutes * 60)
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    figures = judge(samples)
+    figures = judge(samples) | {"failed_checkpoints": batches.failed}
     rows = [[number, *sample.values()] for number, sample in enumerate(samples, start=1)]
     result.show("thirds", ["third", *samples[0]], rows)
     problems = [f"restarted: {cause}" for cause in batches.restarts]
     for problem in problems:
         print(f"PROBLEM {problem}")
-    if arguments.minutes >= 10:
+    if arguments.minutes >= 10 and not arguments.fails:
         print(f"written: {result.save('soak', figures, settings=vars(arguments), details=samples)}")
     result.tell(figures)
     return 1 if problems else 0
@@ -210,9 +224,18 @@ def _empty(folder: Path, ended: threading.Event) -> None:
             path.unlink(missing_ok=True)
 
 
+def _fail(pace: Pace, ended: threading.Event) -> None:
+    """Have no layer written every other interval of checkpoints, if the pace says so."""
+    seconds = parse_duration("checkpoint_every", pace.checkpoint_every) / 1e6
+    while pace.fails and not ended.wait(seconds):
+        with failpoints.armed("state.layer.durable", "error:EIO"):
+            ended.wait(seconds)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--fails", action="store_true", help="layers cannot be written half of the time")
     return parser.parse_args()
 
 

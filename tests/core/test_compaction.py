@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -8,10 +9,14 @@ from hypothesis import strategies as st
 
 from penstock.state.compaction import (
     DURABLE_LIMIT,
+    PIECE_ROWS,
     SMALLEST_TIER,
     LayerSize,
+    changing_keys,
+    is_piece,
     plan_durable_compaction,
     plan_memory_compaction,
+    plan_piece_merge,
     tier,
 )
 from penstock.state.parquet import HashSlice
@@ -88,6 +93,51 @@ def test_the_stack_stays_low_and_each_row_is_rewritten_about_once_a_tier_above_t
         assert len(layers) < 8
     rows = batch * batches
     assert rewritten <= rows * (3 + tier(rows, fan=4)) + batches * 2 * SMALLEST_TIER
+
+
+def test_layers_that_are_not_durable_are_merged_once_they_may_be_a_piece():
+    assert plan_piece_merge([], room=inf) is None
+    assert plan_piece_merge(stack(PIECE_ROWS - 1), room=inf) is None
+    assert plan_piece_merge(stack(30_000, 30_000), room=inf) is None
+    plan = plan_piece_merge(stack(30_000, 30_000, 4_000), room=inf)
+    assert plan is not None
+    assert set(plan.names) == {"l0", "l1", "l2"}
+    assert plan_piece_merge(stack(30_000, 30_000, 4_000, PIECE_ROWS), room=inf) is None, "one of them is enough"
+    assert plan_piece_merge([*stack(40_000), *stack(40_000, group=1, prefix="m")], room=inf) is None
+
+
+def test_no_piece_is_larger_than_the_room_that_is_left():
+    assert is_piece(stack(PIECE_ROWS), room=PIECE_ROWS)
+    assert not is_piece(stack(PIECE_ROWS), room=PIECE_ROWS - 1)
+    assert plan_piece_merge(stack(40_000, 40_000), room=PIECE_ROWS - 1) is None
+
+
+@pytest.mark.parametrize("keys", [100_000, 10**6])
+def test_from_a_merge_it_shows_how_many_keys_change(keys):
+    chance = random.Random(0)
+    for rows in (keys // 4, 10 * keys):
+        merged = len({chance.randrange(keys) for _ in range(rows)})
+        assert 0.8 * keys <= changing_keys(rows, merged) <= 1.2 * keys
+
+
+@pytest.mark.parametrize("keys", [1_000, 40_000, 63_999, 64_000, 10**9])
+def test_to_find_out_about_a_piece_each_row_is_rewritten_about_twice(keys):
+    """Of hot keys none is written; of others all but the rest."""
+    layers: list[LayerSize] = []
+    came = rewritten = written = 0
+    for number in range(2_000):
+        layers.append(LayerSize(name=str(number), level=0, rows=min(5_000, keys)))
+        came += layers[-1].rows
+        if plan_piece_merge(layers, room=inf):
+            rewritten += sum(layer.rows for layer in layers)
+            layers = [LayerSize(name="m", level=1, rows=min(keys, sum(layer.rows for layer in layers)))]
+        if is_piece(layers, room=inf):
+            written += sum(layer.rows for layer in layers)
+            layers = []
+    assert rewritten <= 2.1 * came
+    assert (written == 0) == (keys < PIECE_ROWS)
+    if keys > came:
+        assert came - PIECE_ROWS <= written <= came
 
 
 def durable(*sizes: int) -> list[LayerSize]:

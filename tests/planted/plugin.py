@@ -12,6 +12,7 @@ from planted import (  # noqa: F401
     of_letters,
     of_received,
     of_rewinds,
+    of_state,
     of_the_breadth,
     of_the_log,
     of_the_operator,

@@ -28,6 +28,7 @@ from planted import (  # noqa: E402, F401
     of_letters,
     of_received,
     of_rewinds,
+    of_state,
     of_the_breadth,
     of_the_log,
     of_the_operator,

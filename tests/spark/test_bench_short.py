@@ -49,6 +49,7 @@ def test_half_as_much_again_is_written_as_keys_change_at_most(spark, tmp_path):
     changing.stop()
     files.end()
     assert len(taken.durations) == len(taken.stalls) == len(taken.rows) == CHECKPOINTS
+    assert len(taken.beside) > 0
     a_key = rewritten(spark, tmp_path / "state", tmp_path / "live") / KEYS
     changed = a_key * taken.changed(KEYS)
     assert 0.8 * changed <= taken.by_checkpoints <= 1.2 * changed, "a checkpoint writes what has changed, once"
@@ -69,6 +70,16 @@ def test_a_short_soak_sees_windows_come_and_go_and_nothing_grow(spark, tmp_path)
     assert 0 < figures["rdds_max"] <= before + STOP_LIMIT + 8, "one for each batch, if none were freed"
     assert 0 < figures["files_max"] <= 40
     assert abs(figures["threads_growth"]) <= 20
+
+
+def test_files_do_not_pile_up_where_half_of_all_checkpoints_and_pieces_fail(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.state.compaction.PIECE_ROWS", 300)
+    monkeypatch.setattr("penstock.state.durable.PIECE_SHARE", 1e-9)
+    pace = soak.Pace(rows=200, window="2 seconds", checkpoint_every="1 second", warm=20, keys=100_000, fails=True)
+    samples, batches = soak.measure(spark, tmp_path, pace, 9)
+    assert batches.failed >= 2
+    assert batches.restarts == []
+    assert max(sample["files"] for sample in samples) <= 80
 
 
 def test_what_grows_is_seen_by_the_soak():

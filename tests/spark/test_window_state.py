@@ -18,9 +18,10 @@ from penstock.operators import aggregates as agg
 from penstock.operators.windows import operator
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
-from penstock.state import parquet
+from penstock.state import compaction, durable, parquet, restore
 from penstock.state.compaction import Compaction
 from penstock.state.durable import PendingLayers
+from penstock.state.parquet import HashSlice, files_of
 from window_harness import Rig, counted, persistent
 
 pytestmark = pytest.mark.spark
@@ -151,6 +152,37 @@ def test_a_layer_is_written_in_slices_that_hold_each_row_once(spark, tmp_path, m
     assert len(rest_of(again)) == 450
 
 
+@pytest.mark.parametrize("partitions", [1, 2, 4])
+def test_one_job_writes_what_changed_and_its_slices_still_serve_a_restore(spark, tmp_path, monkeypatch, partitions):
+    """Of much state a restore loads parts: it finds their rows in files of what little a checkpoint adds, too."""
+    monkeypatch.setattr(parquet, "ROWS_A_TASK", 100)
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    many = "SELECT concat('u', id) AS user, timestamp_micros(id) AS at, id AS x FROM range({})"
+    rig.process_frame(spark.sql(many.format(700)))
+    rig.checkpoint()
+    monkeypatch.setattr(parquet, "MIN_ROWS_A_FILE", 10)
+    monkeypatch.setattr(restore, "ROWS_A_PART", 100)
+    rig.process_frame(spark.sql(many.format(90)))
+    with counted(spark) as cost:
+        handle = rig.checkpoint()
+    assert cost.jobs == 1
+    layer = handle.layers[-1]
+    assert layer.rows == 90
+    assert layer.detail["slices"] == 8
+    for number in range(8):
+        found = files_of(layer, HashSlice(number, 8), ["user"])
+        assert {Path(file.path).parent.name for file in found} == {f"{number:04d}"}
+        rows = spark.read.parquet(*(str(tmp_path / file.path) for file in found))
+        assert "__penstock_slice" not in rows.columns
+        assert rows.count() == rows.where(f"pmod(hash(user), 8) = {number}").count() > 0
+    assert sorted(rig.filesystem.list("state")) == sorted(file.path for file in handle.files), "nothing else lies there"
+    again = rig.again(handle, partitions=partitions)
+    assert len(again.operator._stack._loader._parts) == 8
+    found = rest_of(again)
+    assert len(found) == 700
+    assert sum(row[3] for row in found) == sum(range(700)) + sum(range(90))
+
+
 def test_another_program_reads_the_state_from_its_files_alone(rig):
     rig.process([*rows(1, 2, 12), {"user": "b", "at": -62_000_000_000 * SECOND, "x": 5}])
     rig.process(rows(3))
@@ -204,6 +236,7 @@ def test_a_write_that_fails_changes_nothing(spark, tmp_path, place):
     rig.process(rows(1))
     with pytest.raises(RuntimeError, match=place):
         rig.checkpoint()
+    assert rig.bytes_written() == 0
     for second in (2, 3, 4, 5):
         rig.process(rows(second))
     assert rig.maintain() == 1
@@ -234,7 +267,10 @@ def test_a_snapshot_named_while_another_is_being_written_writes_only_the_rest(sp
     assert rest_of(rig.again(handle))[0][3:5] == (3, 2)
 
 
-def test_compaction_on_another_thread_loses_nothing(spark, rig):
+@pytest.mark.parametrize("piece", [2, compaction.PIECE_ROWS])
+def test_compaction_and_pieces_on_another_thread_lose_nothing(rig, monkeypatch, piece):
+    monkeypatch.setattr(compaction, "PIECE_ROWS", piece)
+    monkeypatch.setattr(durable, "PIECE_SHARE", 1e-9)  # however few keys there are
     ended = threading.Event()
 
     def compact() -> None:
@@ -249,7 +285,8 @@ def test_compaction_on_another_thread_loses_nothing(spark, rig):
         ended.set()
         running.result()
     assert [row[3:5] for row in rig.take()] == [(sum(second % 10 for second in range(24)), 24)]
-    assert [row[3:5] for row in rest_of(rig)] == [(24 * 30, 24)]
+    assert (rig.bytes_written() > 0) == (piece == 2)
+    assert [row[3:5] for row in rest_of(rig.again(rig.checkpoint()))] == [(24 * 30, 24)]
 
 
 @pytest.mark.usefixtures("few_layers")
@@ -339,16 +376,16 @@ def test_merging_durable_layers_leaves_what_a_snapshot_under_way_still_needs(rig
 
 def merging_meets(monkeypatch, rig: Rig, meanwhile) -> list:
     """Merge durable layers; when that has begun to write something else happens, on another thread."""
-    real, found = parquet.LayerWriter._write_slice, []
+    real, found = parquet.LayerWriter._write_part, []
 
-    def write(self, *given):
+    def write(self, *given, **more):
         if not found:
             found.append(None)
             with ThreadPoolExecutor(1) as pool:
                 found[0] = pool.submit(meanwhile).result(60)
-        return real(self, *given)
+        return real(self, *given, **more)
 
-    monkeypatch.setattr(parquet.LayerWriter, "_write_slice", write)
+    monkeypatch.setattr(parquet.LayerWriter, "_write_part", write)
     rig.operator._compact()  # so that it is known how few rows are live
     rig.operator._durable.compact()
     monkeypatch.undo()
@@ -438,9 +475,13 @@ def test_a_missing_or_altered_file_is_named_at_restore(rig):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_order_of_work_gives_the_same_rows_as_sql_over_all_of_them(spark, tmp_path, seed):
+def test_any_order_of_work_gives_the_same_rows_as_sql_over_all_of_them(spark, tmp_path, monkeypatch, seed):
     """Batches, watermarks, compaction, snapshots written late, in vain or not at all, and restarts, as they fall."""
     chance = random.Random(seed)
+    if seed:  # with pieces of a few rows, and merges in parts
+        monkeypatch.setattr(compaction, "PIECE_ROWS", 6)
+        monkeypatch.setattr(durable, "PIECE_SHARE", 1e-9)
+        monkeypatch.setattr(operator, "MERGED_AT_ONCE", 9)
     before = persistent(spark)
     rig = Rig(spark, step(), SCHEMA, tmp_path)
     accepted: list[dict[str, object]] = []

@@ -278,4 +278,4 @@ def _write_layer(
         failpoint=failpoint,
     )
     layer_stats = LayerStats(rows=stats["rows"], level=0, first_end=stats["first"], last_end=stats["last"])
-    return (writer.write(lambda _part: rows, layer_stats, horizon=target.horizon),)
+    return (writer.write(lambda _part: rows, layer_stats, horizon=target.horizon, live_rows=layer_stats.rows),)

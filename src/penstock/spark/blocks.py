@@ -272,6 +272,9 @@ class CachedUnion:
         self._hash_partitioning = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")
         self._union_rdd = getattr(jvm, "org.apache.spark.rdd.UnionRDD")
         self._partitionwise_union_rdd = getattr(jvm, "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD")
+        self._pruning_rdd = getattr(jvm, "org.apache.spark.rdd.PartitionPruningRDD")
+        self._set1 = getattr(jvm, "scala.collection.immutable.Set$Set1")  # a function from numbers to Boolean, too
+        self._in_one = scala_object(jvm, f"org.apache.spark.sql.catalyst.plans.physical.{_SINGLE_PARTITION}")
         self._none = scala_object(jvm, "scala.None")
         self._lists = ScalaLists(jvm)
         self._class_tag = scala_object(jvm, "scala.reflect.ClassTag").AnyRef()
@@ -294,6 +297,14 @@ class CachedUnion:
         columns, partitioning = self._own_partitioning(frames[0], first)
         rdd = self._zipped([leaf.rdd for leaf in leaves], partitioning.numPartitions())
         return self._make_leaf(columns, rdd, partitioning)
+
+    def partition(self, frames: Sequence[DataFrame], number: int) -> JavaObject | None:
+        """As ``stacked``, of one partition alone: only a task for that one will run."""
+        plan = self.stacked(frames)
+        if plan is None:
+            return None
+        pruned = self._pruning_rdd.create(plan.rdd(), self._set1(number))
+        return self._make_leaf(plan.output(), pruned, self._in_one)
 
     def side_by_side(self, frames: Sequence[DataFrame], columns: Sequence[str], *, partitions: int) -> JavaObject:
         """A plan of the rows of frames that have one partition each, as a frame hash-partitioned by ``columns``.

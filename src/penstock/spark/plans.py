@@ -407,6 +407,14 @@ class PlanPreparer:
             return plan
         return self.editor.union([logical_plan(frame) for frame in frames])
 
+    def partition(self, frames: Sequence[DataFrame], number: int) -> JavaObject | None:
+        """See ``CachedUnion.partition``."""
+        return self._cached_union.partition(frames, number)
+
+    def side_by_side(self, frames: Sequence[DataFrame], columns: Sequence[str], *, partitions: int) -> DataFrame:
+        """See ``CachedUnion.side_by_side``."""
+        return self.frame(self._cached_union.side_by_side(frames, columns, partitions=partitions))
+
 
 # ---- metrics observed on frames --------------------------------------------------------------------------------------
 

@@ -80,7 +80,12 @@ def state_session(session: SparkSession, *, tasks: int) -> SparkSession:
     the time zone is always UTC, because files are read by others.
     """
     child = sibling_session(session)
-    for name, value in (STATE_SETTINGS | {TIMEZONE: UTC, "spark.sql.shuffle.partitions": str(tasks)}).items():
+    settings = STATE_SETTINGS | {
+        TIMEZONE: UTC,
+        "spark.sql.shuffle.partitions": str(tasks),
+        "spark.sql.maxConcurrentOutputFileWriters": "128",  # a task writes slices side by side, without sorting rows
+    }
+    for name, value in settings.items():
         child.conf.set(name, value)
     return child
 

@@ -1,8 +1,9 @@
-"""Decides which layers to merge next, in memory and on disk."""
+"""Decides which layers to merge next, in memory and on disk, and which to write before a checkpoint asks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -17,6 +18,14 @@ SMALLEST_TIER = 10_000
 """Rows up to which a layer is in tier 0: below that a merge costs the same whatever it merges."""
 _SMALL_MERGE: Final = 4 * SMALLEST_TIER
 """Rows up to which a merge costs about the same."""
+MERGED_AT_ONCE: Final = 300_000
+"""Rows above which layers in memory are merged by several jobs in turn: other tasks go between."""
+MAX_MERGE_PARTS: Final = 8
+"""Jobs for each partition of such a merge, at most: each reads all rows of its partition, and merges some."""
+PIECE_ROWS: Final = 64_000
+"""Rows that are not durable at which they are written as a piece: a few tenths of a second of merging and writing."""
+PIECE_SHARE: Final = 4
+"""Pieces between two checkpoints have at most one in so many of the keys that change: more would meet again."""
 DURABLE_LIMIT: Final = 48
 """Number of durable layers at which some are merged, whatever it costs: a restore scans all their files at once."""
 MAX_WRITE_AMPLIFICATION: Final = 0.45
@@ -77,6 +86,43 @@ def plan_memory_compaction(layers: Sequence[LayerSize], *, fan: int = 4, limit: 
         found = _most_crowded(layers, fan)
         if found:
             return _merge(found, f"limit of {limit} reached")
+    return None
+
+
+def changing_keys(rows: int, merged: int) -> float:
+    """About how many keys change, if so many rows of several layers are ``merged`` rows once merged.
+
+    >>> [changing_keys(1_000, merged) for merged in (1_000, 990, 100)]
+    [inf, 50000.0, 100]
+    """
+    if merged == rows:
+        return inf
+    # of n rows that each fall on any of k keys with the same chance, about n² / 2k meet another one
+    return merged if 2 * merged < rows else rows * rows / (2 * (rows - merged))
+
+
+def is_piece(layers: Sequence[LayerSize], *, room: float) -> bool:
+    """Whether layers that are not durable surely have ``PIECE_ROWS`` rows once merged, and no more than ``room``."""
+    return PIECE_ROWS <= max((layer.rows for layer in layers), default=0) <= room
+
+
+def plan_piece_merge(layers: Sequence[LayerSize], *, room: float) -> Compaction | None:
+    """Which layers to merge to find out whether there are enough rows for a piece; ``None`` if it is not yet worth it.
+
+    Changes of the same keys merge to few rows, which wait for the checkpoint: a piece would write them again and again.
+    Rows have doubled when they are merged again, so that each is rewritten once or twice.
+
+    Args:
+        layers: that are not durable; order does not matter.
+        room: rows that pieces may still have until the next checkpoint.
+    """
+    if room < PIECE_ROWS or is_piece(layers, room=room):
+        return None
+    for group in sorted({layer.group for layer in layers}):
+        found = [layer for layer in layers if layer.group == group]
+        rows = [layer.rows for layer in found]
+        if sum(rows) >= max(PIECE_ROWS, 2 * max(rows)):
+            return _merge(found, f"{sum(rows)} rows may be enough for a piece")
     return None
 
 

@@ -1,21 +1,32 @@
-"""The durable layers of one step: written at snapshots, merged in the background."""
+"""The durable layers of one step: written in pieces and at snapshots, merged in the background."""
 
 from __future__ import annotations
 
+import logging
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING
 
 from penstock.clock import MIN_WATERMARK
-from penstock.errors import CheckpointAborted
+from penstock.errors import CheckpointAborted, LayerMissing
 from penstock.handles import LayerRef, StateHandle
 from penstock.spark.blocks import CachedUnion, frame_of_plan
-from penstock.state.compaction import Compaction, LayerSize, plan_durable_compaction
+from penstock.state.compaction import (
+    PIECE_SHARE,
+    Compaction,
+    LayerSize,
+    changing_keys,
+    is_piece,
+    plan_durable_compaction,
+)
 from penstock.state.layers import Layer, LayerStats, union_layers
 from penstock.state.parquet import HashSlice, LayerWriter, SliceRows, files_of, scan_layers, stats_of, window_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -23,22 +34,26 @@ if TYPE_CHECKING:
     from penstock.state.layers import SnapshotScope
     from penstock.state.stack import Stack
 
+log = logging.getLogger("penstock")
+
 SETTLED_AFTER, SETTLED_BELOW = 4, 0.01
 """The state has settled once this many snapshots added less than this part of all bytes."""
-MERGED_SHARE = 4
-"""Rows of a slice of a merge, as a multiple of the usual: each slice reads all files of the small layers again."""
+GROUP = "group"
+"""Key of a layer's detail: the first layer that was written for the same snapshot, if it is not that one."""
 
 
 class DurableLayers:
-    """The durable layers of a step. Snapshots add layers, compaction merges some; it holds no cached rows.
+    """The durable layers of a step. Snapshots and pieces add layers, compaction merges some; it holds no cached rows.
 
-    Invariant: they merge to the same rows as the layers in memory up to the epoch of the last durable snapshot, closed
-    windows aside. A snapshot adds at most one layer. Compaction reads files and writes a file, apart from compaction in
-    memory; a checkpoint refers to the older layers until the new one is there. Files that a checkpoint has referred to
-    are not deleted here: older checkpoints need them, and only the log condemns.
+    Invariant: they merge to the same rows as the layers in memory up to the epoch of the last durable snapshot or
+    piece, closed windows aside. A piece is what was not durable when it began, written as soon as that is much: a
+    barrier then finds little left. It never passes a snapshot that is named and not yet written. A snapshot writes the
+    rest, as at most one layer. Compaction reads files and writes a file, apart from compaction in memory; a checkpoint
+    refers to the older layers until the new one is there. Files that a snapshot has named are not deleted here: older
+    checkpoints may need them, and only the log condemns. Other files are deleted when nothing needs them any more.
 
-    Snapshots are written one after the other, merges too. Neither waits for the other, since a merge of all takes as
-    long as many checkpoints. Readers never wait.
+    Snapshots and pieces are written one after the other, merges too. Neither waits for the other, since a merge of all
+    takes as long as many checkpoints. Readers never wait.
 
     Args:
         stack: the layers in memory.
@@ -52,11 +67,16 @@ class DurableLayers:
     ) -> None:
         self._stack = stack
         self._writer = writer
-        self._cached_union = CachedUnion(writer.session)
+        self._piece_writer = replace(writer, background=nullcontext)  # its caller holds a slot
         self._refs = tuple(refs)
         self._epoch = 0
         self._horizon: int = horizon
         self._added: tuple[int, ...] = ()
+        self._group: str | None = None  # the layers written since the last snapshot, by the name of the first
+        self._group_rows = self._group_bytes = 0
+        self._changing_keys = inf
+        self._unnamed: dict[str, LayerRef] = {}  # layers that no snapshot has named
+        self._piece_failed = False
         self._merging_names: frozenset[str] = frozenset()
         # Layers that a merge or a restore is reading stay listed in checkpoints, or their files could be deleted.
         self._rebased = 0  # how often one layer replaced all that were there
@@ -80,44 +100,101 @@ class DurableLayers:
         try:
             with self._writing:
                 self._check_order(scope)
-                todo = [x for x in scope.layers if x.epoch > self._epoch and x.last_end > scope.horizon]
-                added = (self._write(todo, scope.horizon),) if todo else ()
-                if scope.base > self._epoch:
-                    self._refs, self._rebased = (), self._rebased + 1
-                self._refs = (*self._refs, *added)
-                self._added = (*self._added, sum(ref.bytes for ref in added))[-SETTLED_AFTER:]
-                self._epoch, self._horizon = scope.epoch, scope.horizon
+                self._add(scope, self._writer)
+                self._added = (*self._added, self._group_bytes)[-SETTLED_AFTER:]
+                self._group, self._group_rows, self._group_bytes, self._piece_failed = None, 0, 0, False
                 durable = True
-                self._drop_dead(*added)
+                self._unnamed = {name: ref for name, ref in self._unnamed.items() if ref not in self._refs}
                 return self._handle(scope)
         finally:
             self._stack.end_snapshot(scope, durable=durable)
 
+    def is_piece_due(self) -> bool:
+        """Whether enough is not durable to write it now; not after a failure, until a snapshot has been written."""
+        return not self._piece_failed and is_piece(self._stack.unwritten(), room=self.room)
+
+    @property
+    def room(self) -> float:
+        """Rows that pieces may still have until the next snapshot."""
+        return self._changing_keys / PIECE_SHARE - self._group_rows
+
+    def note_merge(self, rows: int, merged: int) -> None:
+        """Learn from layers of so many ``rows`` in memory, which have ``merged`` rows now, how many keys change.
+
+        Where they are few, a row that is written now changes again before the checkpoint: then it waits.
+        """
+        self._changing_keys = changing_keys(rows, merged)
+
+    def write_piece(self) -> None:
+        """Write what is not durable, if it may be. Its jobs take no slot: the caller holds one.
+
+        If that fails, nothing changes: the next snapshot writes the same rows, and its checkpoint says what fails.
+
+        Raises:
+            LayerMissing: a cached block is lost.
+        """
+        # A snapshot waits for a piece while it keeps other work from slots. So a piece has its slot before it takes the
+        # lock, and waits for nothing after.
+        if not self._writing.acquire(blocking=False):
+            return
+        try:
+            scope = self._stack.begin_piece()
+            if scope is None:
+                return
+            self._piece_failed = True
+            try:
+                self._add(scope, self._piece_writer)
+                self._piece_failed = False
+            except LayerMissing:
+                raise
+            except Exception as error:
+                log.info("A piece of state could not be written, which the next checkpoint writes: %s", error)
+            finally:
+                self._stack.end_snapshot(scope, durable=not self._piece_failed)
+        finally:
+            self._writing.release()
+
     def plan(self) -> Compaction | None:
-        """The next merge of durable layers, if any is due; none while a restore reads them."""
+        """The next merge of durable layers, if any is due; none while a restore reads them.
+
+        It names groups: all that was written for one snapshot counts as one layer.
+        """
         if self._stack.loading:
             return None
-        sized = [LayerSize(name=ref.name, level=ref.level, rows=ref.rows, bytes=ref.bytes) for ref in self._refs]
+        sized = [
+            LayerSize(
+                name=name,
+                level=max(ref.level for ref in group),
+                rows=sum(ref.rows for ref in group),
+                bytes=sum(ref.bytes for ref in group),
+            )
+            for name, group in self._groups().items()
+        ]
         return plan_durable_compaction(sized, live_rows=self._stack.rows, settled=self._has_settled())
 
-    def compact(self) -> None:
+    def compact(self, between: Callable[[], None] = lambda: None) -> None:
         """Carry out what ``plan`` says: write some durable layers as one, and refer to that instead.
 
         It leaves out only windows that were closed at the last durable snapshot: a snapshot that is being written still
         needs the rest. Snapshots may be written meanwhile; if one of them replaces all layers, the merge is discarded.
+
+        Args:
+            between: called before each job, without a slot: a merge takes many, and other work must not wait for all.
         """
         with self._merging:
             with self._writing:
                 plan, horizon, rebased = self.plan(), self._horizon, self._rebased
                 if plan is None:
                     return
-                members = [ref for ref in self._refs if ref.name in plan.names]
-                self._merging_names = frozenset(plan.names)
+                members = [ref for name, group in self._groups().items() if name in plan.names for ref in group]
+                self._merging_names = frozenset(ref.name for ref in members)
             merged = None
             try:
                 stats = stats_of(members)
                 stats = replace(stats, rows=min(stats.rows, self._stack.rows))
-                merged = self._writer.write(self._rows_of_slices(members), stats, horizon=horizon, share=MERGED_SHARE)
+                merged = self._writer.write(
+                    self._rows_of_slices(members, between), stats, horizon=horizon, live_rows=self._stack.rows
+                )
             except Exception:
                 if self._rebased == rebased:  # else the files may be gone, and are not needed
                     raise
@@ -127,22 +204,41 @@ class DurableLayers:
     def _end_merge(self, merged: LayerRef | None, rebased: int) -> None:
         with self._writing:
             names, self._merging_names = self._merging_names, frozenset()
-            if merged is not None and self._rebased == rebased:
-                self._refs = (*(ref for ref in self._refs if ref.name not in names), merged)
-            self._drop_dead(*(() if merged is None else (merged,)))
+            if merged is not None:
+                self._unnamed[merged.name] = merged
+                if self._rebased == rebased:
+                    self._refs = (*(ref for ref in self._refs if ref.name not in names), merged)
+            self._drop_dead()
 
-    def _drop_dead(self, *written: LayerRef) -> None:
-        """Drop layers whose rows are all dead. Delete files of those just ``written``: no checkpoint names them."""
+    def _groups(self) -> dict[str, list[LayerRef]]:
+        groups: dict[str, list[LayerRef]] = {}
+        for ref in self._refs:
+            groups.setdefault(group_of(ref), []).append(ref)
+        return groups
+
+    def _add(self, scope: SnapshotScope, writer: LayerWriter) -> None:
+        """Write what is not durable of a snapshot or piece, and refer to it."""
+        todo = [layer for layer in scope.layers if layer.epoch > self._epoch and layer.last_end > scope.horizon]
+        added = (self._write(todo, scope.horizon, writer),) if todo else ()
+        if scope.base > self._epoch:
+            self._refs, self._rebased = (), self._rebased + 1
+        self._refs = (*self._refs, *added)
+        self._unnamed |= {ref.name: ref for ref in added}
+        self._epoch, self._horizon = scope.epoch, scope.horizon
+        self._drop_dead()
+
+    def _drop_dead(self) -> None:
+        """Drop layers whose rows are all dead. Delete files that no snapshot has named and nothing needs any more."""
         self._refs = tuple(ref for ref in self._refs if self._is_alive(ref))
-        for ref in written:
-            if ref not in self._refs:
-                self._writer.discard(ref)
+        needed = {ref.name for ref in self._refs} | self._merging_names
+        for name in self._unnamed.keys() - needed:
+            self._writer.discard(self._unnamed.pop(name))
 
     def _is_alive(self, ref: LayerRef) -> bool:
         is_read = ref.name in self._merging_names or ref.name in self._stack.loading
         return is_read or bool(ref.rows and window_bounds(ref)[1] > self._horizon)
 
-    def _write(self, layers: Sequence[Layer], horizon: int) -> LayerRef:
+    def _write(self, layers: Sequence[Layer], horizon: int, writer: LayerWriter) -> LayerRef:
         stats = LayerStats(
             rows=sum(layer.rows for layer in layers),
             level=0,
@@ -150,14 +246,26 @@ class DurableLayers:
             last_end=max(layer.last_end for layer in layers),
         )
         plan = self._cached_union.stacked([layer.frame for layer in layers])
-        rows = union_layers(layers) if plan is None else frame_of_plan(plan, self._writer.session)
-        return self._writer.write(lambda _: rows, stats, horizon=horizon)
+        rows = union_layers(layers) if plan is None else frame_of_plan(plan, writer.session)
+        ref = writer.write(lambda _: rows, stats, horizon=horizon, live_rows=self._stack.rows)
+        self._group_rows += ref.rows
+        self._group_bytes += ref.bytes
+        if self._group is None:
+            self._group = ref.name
+            return ref
+        assert isinstance(ref.detail, dict)
+        return replace(ref, detail={**ref.detail, GROUP: self._group})
 
-    def _rows_of_slices(self, refs: Sequence[LayerRef]) -> SliceRows:
-        """Reads the rows of a slice, out of only the files that may have some."""
+    @cached_property
+    def _cached_union(self) -> CachedUnion:
+        return CachedUnion(self._writer.session)
+
+    def _rows_of_slices(self, refs: Sequence[LayerRef], between: Callable[[], None]) -> SliceRows:
+        """Reads the rows of a slice, out of only the files that may have some. Calls ``between`` before."""
         by = self._writer.layers_format.slice_columns
 
         def rows_of(part: HashSlice) -> DataFrame | None:
+            between()
             files = [(ref, found) for ref in refs if (found := files_of(ref, part, by))]
             if not files:
                 return None
@@ -183,6 +291,15 @@ class DurableLayers:
         if scope.epoch <= self._epoch:
             msg = f"Snapshot {scope.epoch} is overtaken: snapshot {self._epoch} is durable already."
             raise CheckpointAborted(msg, uid=self._writer.layers_format.uid)
+
+
+def group_of(ref: LayerRef) -> str:
+    """What was written together with it for one snapshot, by name."""
+    match ref.detail:
+        case {"group": str(name)}:
+            return name
+        case _:
+            return ref.name
 
 
 class PendingLayers:

@@ -160,7 +160,7 @@ class Layer(LayerStats):
 
     Attributes:
         name: unique within the process.
-        epoch: number of the first snapshot that has it.
+        epoch: number of the first snapshot that has it; of a batch's layer the stack says it.
         frame: the rows.
         lease: counts those who need the blocks; the stack is one of them.
         emission_number: number of the first emission that has it; 0 if the step does not send changes.
@@ -237,7 +237,7 @@ class LayerLabel:
 
     name: str
     level: int
-    epoch: int
+    epoch: int = 0
     emission_number: int = 0
 
 
@@ -310,11 +310,7 @@ def cache_layer(
     layers_format: LayerFormat, observed: DataFrame, read: Callable[[], Mapping[str, Any] | None], label: LayerLabel
 ) -> Layer | None:
     """As ``build_layer``, of an observed frame: ``read`` returns ``STATS`` after its job, or ``None``."""
-    kept = cache_rows(layers_format, observed, read)
-    if not kept.rows:
-        kept.lease.release()
-        return None
-    return _layer(kept, label)
+    return layer_of_rows(cache_rows(layers_format, observed, read), label)
 
 
 def cache_rows(
@@ -330,6 +326,26 @@ def cache_rows(
         lease.release()
         raise
     return CachedRows(frame=kept, rows=rows, first_end=first, last_end=last, lease=lease)
+
+
+def join_rows(parts: Sequence[CachedRows], frame: DataFrame) -> CachedRows:
+    """``parts`` as one: ``frame`` has the rows of all, and reads their blocks."""
+    alive = [part for part in parts if part.rows]
+    return CachedRows(
+        frame=frame,
+        rows=sum(part.rows for part in alive),
+        first_end=min((part.first_end for part in alive), default=MAX_WATERMARK),
+        last_end=max((part.last_end for part in alive), default=MIN_WATERMARK),
+        lease=RefCount(lambda: release_layers(parts)),
+    )
+
+
+def layer_of_rows(kept: CachedRows, label: LayerLabel) -> Layer | None:
+    """A layer of cached rows; ``None``, and they are freed, if there are none."""
+    if not kept.rows:
+        kept.lease.release()
+        return None
+    return _layer(kept, label)
 
 
 def _layer(kept: CachedRows, label: LayerLabel) -> Layer:

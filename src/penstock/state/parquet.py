@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import StorageFailed
@@ -113,9 +114,25 @@ class HashSlice:
 
     def condition(self, layers_format: LayerFormat) -> str:
         """SQL for whether a row is in the slice. New numbers compile nothing."""
-        columns = ", ".join(quote_identifier(column) for column in layers_format.slice_columns)
-        modulus, wanted = (variable_literal(value, column=layers_format.end) for value in (self.count, self.number))
-        return filter_text(f"pmod(CAST(hash({columns}) AS BIGINT), {modulus}) = {wanted}") if columns else "true"
+        if not layers_format.slice_columns:
+            return "true"
+        wanted = variable_literal(self.number, column=layers_format.end)
+        return filter_text(f"{_slice_number(layers_format, self.count)} = {wanted}")
+
+
+def _slice_number(layers_format: LayerFormat, count: int) -> str:
+    """SQL for the number of a row's slice."""
+    columns = ", ".join(quote_identifier(column) for column in layers_format.slice_columns)
+    return f"pmod(CAST(hash({columns}) AS BIGINT), {variable_literal(count, column=layers_format.end)})"
+
+
+def hash_parts(rows: int, *, most: int) -> int:
+    """In how many parts of the hash no part has more than ``most`` of these rows: a power of two.
+
+    >>> [hash_parts(rows, most=100) for rows in (0, 100, 101, 200, 201)]
+    [1, 1, 2, 2, 4]
+    """
+    return _power_of_two(-(-rows // most) * 2 - 1)
 
 
 def slices_of(ref: LayerRef, by: Sequence[str]) -> int:
@@ -136,12 +153,17 @@ def files_of(ref: LayerRef, part: HashSlice, by: Sequence[str]) -> list[FileRef]
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
-# A layer is written in slices, so that no task runs long next to the data path: Spark never preempts a task. Every
-# attempt has a folder of its own, whose name is never used again, so that what a dead or fenced process still writes
-# does no harm.
+# One job writes a layer, in a folder for each slice of the hash: it merges the rows once, and a restore finds the rows
+# of a part in a few files. Only a layer of many rows takes several jobs, each for a part of the slices: Spark never
+# preempts a task, so none may run long next to the data path. Every attempt has a folder of its own, whose name is
+# never used again, so that what a dead or fenced process still writes does no harm.
 
-ROWS_A_TASK = 150_000
-"""Rows of one task: about 100 ms of merging and writing."""
+ROWS_A_TASK: Final = 1_000_000
+"""Rows of one task, and of a slice of large state: a second or two of merging and writing."""
+MIN_ROWS_A_FILE: Final = 8_000
+"""Rows of a slice below which a layer has fewer slices: each file is synced, and named in every manifest."""
+_SLICE: Final = "__penstock_slice"
+_COMMITTED: Final = re.compile(rf"\d+/(?:{_SLICE}=(\d+)/)?([^/_.][^/]*\.parquet)")
 SliceRows: TypeAlias = "Callable[[HashSlice], DataFrame | None]"
 """Returns rows that include all of a slice, not merged; ``None`` if there are none."""
 _OPTIONS = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
@@ -173,26 +195,39 @@ class LayerWriter:
     failpoint: Callable[[str], None]
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
-    def write(self, rows: SliceRows, stats: LayerStats, *, horizon: int, share: int = 1) -> LayerRef:
-        """Merge ``rows``, leave out closed windows, write them and make them durable: one job for each slice.
+    def write(self, rows: SliceRows, stats: LayerStats, *, horizon: int, live_rows: int) -> LayerRef:
+        """Merge ``rows``, leave out closed windows, write them and make them durable.
 
         Args:
             rows: of the format; of a union of layers, so that merging needs no exchange, or of files.
             stats: of the rows.
             horizon: windows ending at or before it are left out.
-            share: rows that a slice may have, as a multiple of the usual.
+            live_rows: at most how many rows the state has: of much state a restore wants slices.
 
         Raises:
             LayerMissing: a cached block of ``rows`` is lost.
             StorageFailed: the file system refused.
         """
         name = f"{self.prefix}{next(self.numbers):06d}"
-        slices = self._slices(stats.rows, ROWS_A_TASK * share)
+        jobs = self._parts(stats.rows)
+        slices = max(jobs, min(self._parts(live_rows), _power_of_two(stats.rows // MIN_ROWS_A_FILE)))
+        write = partial(
+            self._write_part,
+            rows,
+            name,
+            slices=slices,
+            tasks=max(1, min(self.tasks, stats.rows // jobs // MIN_ROWS_A_FILE)),
+            horizon=horizon,
+        )
         self.failpoint("state.layer.before_write")
-        counts = [self._write_slice(rows, name, HashSlice(part, slices), horizon) for part in range(slices)]
-        self.failpoint("state.layer.written")
-        files = self._settle(f"{self.folder}/{name}")
-        self.failpoint("state.layer.durable")
+        try:
+            counts = [write(HashSlice(part, jobs)) for part in range(jobs)]
+            self.failpoint("state.layer.written")
+            files = self._settle(f"{self.folder}/{name}")
+            self.failpoint("state.layer.durable")
+        except Exception:
+            self._clear(f"{self.folder}/{name}")
+            raise
         known = [count for count in counts if count is not None]
         return LayerRef(
             name=name,
@@ -209,32 +244,39 @@ class LayerWriter:
 
     def discard(self, ref: LayerRef) -> None:
         """Delete the files of a layer that nothing refers to; those that storage refuses are left to the next claim."""
+        self._clear(f"{self.folder}/{ref.name}")
+
+    def _clear(self, folder: str) -> None:
+        """Delete what a failed write has left, for others may fail after it. What still comes is left to the log."""
         with suppress(StorageFailed):
-            for file in ref.files:
-                self.filesystem.delete(file.path)
+            for path in self.filesystem.list(folder):
+                self.filesystem.delete(path)
 
-    def _slices(self, rows: int, most: int) -> int:
-        """Number of slices at which no task gets more than ``most`` rows; a slice's rows lie in several partitions."""
-        layers_format, slices = self.layers_format, 1
-        if not layers_format.slice_columns:
-            return slices
-        while rows > most * slices * max(1, min(self.tasks, layers_format.partitions // slices)):
-            slices *= 2
-        return slices
+    def _parts(self, rows: int) -> int:
+        return hash_parts(rows, most=ROWS_A_TASK) if self.layers_format.slice_columns else 1
 
-    def _write_slice(self, rows_of: SliceRows, name: str, part: HashSlice, horizon: int) -> int | None:
+    def _write_part(
+        self, rows_of: SliceRows, name: str, part: HashSlice, *, slices: int, tasks: int, horizon: int
+    ) -> int | None:
+        """Write a part, in one job, into folders for its slices if it has several. Returns how many rows it has."""
         from pyspark.sql import functions as F
 
         found = rows_of(part)
         if found is None:
             return 0
-        source = self.layers_format.between(with_session(found, self.session), horizon)
-        rows = source.where(part.condition(self.layers_format))
+        layers_format = self.layers_format
+        rows = layers_format.between(with_session(found, self.session), horizon)
+        if part.count > 1:
+            rows = rows.where(part.condition(layers_format))
         observation = FrameObservation(("rows",))
-        merged = observation.observe(self.layers_format.merged(rows), [F.count(F.lit(1)).alias("rows")])
-        target = self.filesystem.url(f"{self.folder}/{name}/{part.number:04d}")
-        with self.background(), explain_lost_blocks(self.layers_format.uid):
-            merged.coalesce(self.tasks).write.mode("append").options(**_OPTIONS).parquet(target)
+        merged = observation.observe(layers_format.merged(rows), [F.count(F.lit(1)).alias("rows")])
+        if slices > part.count:
+            merged = merged.withColumn(_SLICE, F.expr(_slice_number(layers_format, slices)))
+        writing = merged.coalesce(tasks).write.mode("append").options(**_OPTIONS)
+        with self.background(), explain_lost_blocks(layers_format.uid):
+            (writing.partitionBy(_SLICE) if slices > part.count else writing).parquet(
+                self.filesystem.url(f"{self.folder}/{name}/{part.number:04d}")
+            )
         figures = observation.read()
         return figures["rows"] if figures else None
 
@@ -242,25 +284,41 @@ class LayerWriter:
         """Make durable what the jobs committed; delete the rest: Hadoop's check sums, files of killed attempts."""
         files = []
         for path in self.filesystem.list(folder):
-            if _is_committed(path.removeprefix(f"{folder}/")):
-                files.append(self.filesystem.settle(path))
-            else:
+            target = committed_path(path.removeprefix(f"{folder}/"))
+            if target is None:
                 self.filesystem.delete(path)
-        return tuple(files)
+                continue
+            if path != f"{folder}/{target}":
+                self.filesystem.move(path, f"{folder}/{target}")
+            files.append(self.filesystem.settle(f"{folder}/{target}"))
+        return tuple(sorted(files, key=lambda file: file.path))
 
 
-def _is_committed(path: str) -> bool:
-    """Whether a path below a layer's folder is one that a committed task leaves: ``<slice>/<name>``.
+def _power_of_two(most: int) -> int:
+    """The greatest power of two up to ``most``; at least 1.
 
-    An attempt writes below ``<slice>/_temporary``; a killed speculative attempt may leave a whole file there.
-
-    >>> _is_committed("0000/part-00000-c000.zstd.parquet")
-    True
-    >>> _is_committed("0000/_temporary/0/_temporary/attempt_1/part-00000-c000.zstd.parquet")
-    False
+    >>> [_power_of_two(most) for most in (0, 1, 3, 4, 31)]
+    [1, 1, 2, 4, 16]
     """
-    _, _, name = path.partition("/")
-    return "/" not in name and not name.startswith(("_", ".")) and name.endswith(".parquet")
+    return 1 << (max(1, most).bit_length() - 1)
+
+
+def committed_path(path: str) -> str | None:
+    """Where a file that a committed task left below a layer's folder belongs, ``<slice>/<name>``; ``None`` for others.
+
+    An attempt writes below ``_temporary``; a killed speculative attempt may leave a whole file there.
+
+    >>> committed_path("0000/part-00000-c000.zstd.parquet")
+    '0000/part-00000-c000.zstd.parquet'
+    >>> committed_path("0000/__penstock_slice=5/part-00000-c000.zstd.parquet")
+    '0005/part-00000-c000.zstd.parquet'
+    >>> committed_path("0000/_temporary/0/_temporary/attempt_1/part-00000-c000.zstd.parquet") is None
+    True
+    """
+    found = _COMMITTED.fullmatch(path)
+    if found is None:
+        return None
+    return path if found[1] is None else f"{int(found[1]):04d}/{found[2]}"
 
 
 def stats_of(refs: Sequence[LayerRef]) -> LayerStats:

@@ -12,7 +12,17 @@ from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.elements import RefCount
 from penstock.errors import InternalError
 from penstock.state.compaction import LayerSize
-from penstock.state.layers import CachedRows, EmissionLayers, Layer, LayerStats, SnapshotScope, release_layers
+from penstock.state.layers import (
+    CachedRows,
+    EmissionLayers,
+    Layer,
+    LayerLabel,
+    LayerStats,
+    SnapshotScope,
+    join_rows,
+    layer_of_rows,
+    release_layers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -142,17 +152,8 @@ class LayerLoader:
         if not any(part.rows for part in parts):
             return None
         expected = self.expected
-        return Layer(
-            name=expected.name,
-            level=expected.level,
-            epoch=0,
-            rows=sum(part.rows for part in parts),
-            first_end=min(part.first_end for part in parts if part.rows),
-            last_end=max(part.last_end for part in parts if part.rows),
-            frame=self._join([part.frame for part in parts]),
-            lease=RefCount(lambda: release_layers(parts)),
-            emission_number=expected.emission_number,
-        )
+        label = LayerLabel(name=expected.name, level=expected.level, epoch=0, emission_number=expected.emission_number)
+        return layer_of_rows(join_rows(parts, self._join([part.frame for part in parts])), label)
 
 
 # ---- the stack -------------------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ class Stack:
 
     @property
     def epoch(self) -> int:
-        """Number of the next snapshot, and epoch of layers added now."""
+        """Number of the next snapshot or piece, and epoch of layers added now."""
         return self._epoch
 
     @property
@@ -247,13 +248,16 @@ class Stack:
         return f"m{next(self._numbers):08d}"
 
     def add(self, layer: Layer) -> bool:
-        """Put a batch's layer on top; ``False``, and ``layer`` is freed, if the stack was closed meanwhile."""
+        """Put a batch's layer on top; ``False``, and ``layer`` is freed, if the stack was closed meanwhile.
+
+        Its epoch is that of now: a piece may have begun while the layer was being made, and does not have it.
+        """
         with self._lock:
             taken = not self._closed
             if taken:
                 self._is_whole = not self._all()
                 self._least = layer.first_end if self._is_whole else min(self._least, layer.first_end)
-                self._layers.append(layer)
+                self._layers.append(replace(layer, epoch=self._epoch))
         if not taken:
             layer.lease.release()
         return taken
@@ -318,10 +322,12 @@ class Stack:
     def sized(self) -> tuple[LayerSize, ...]:
         """The layers as the compaction policy sees them."""
         with self._lock:
-            return tuple(
-                LayerSize(name=layer.name, level=layer.level, rows=layer.rows, group=self._group(layer))
-                for layer in self._layers
-            )
+            return self._sizes(self._layers)
+
+    def unwritten(self) -> tuple[LayerSize, ...]:
+        """The layers that ``begin_piece`` would have made durable."""
+        with self._lock:
+            return self._sizes(self._not_durable()) if self._may_write_pieces() else ()
 
     def lease_named(self, names: Sequence[str]) -> tuple[tuple[Layer, ...], RefCount]:
         """The named layers that are still there, kept until the lease is released."""
@@ -376,12 +382,16 @@ class Stack:
             details: what the step records in addition to its layers.
         """
         with self._lock:
-            epoch, self._epoch = self._epoch, self._epoch + 1
-            self._boundaries.append(epoch)
-            layers, lease = self._lease([layer for layer in self._layers if layer.epoch > self._durable])
-            return SnapshotScope(
-                epoch=epoch, base=self._base, horizon=self._horizon, layers=layers, lease=lease, details=details or {}
-            )
+            return self._begin(details or {})
+
+    def begin_piece(self) -> SnapshotScope | None:
+        """What is not durable, to be made durable before a checkpoint asks: a snapshot that no checkpoint names.
+
+        ``None`` while a snapshot is named and not yet written: its checkpoint must not get what came after the barrier.
+        ``None``, too, once one layer has replaced all: each time that happens, what was written counts no more.
+        """
+        with self._lock:
+            return self._begin({}) if self._may_write_pieces() else None
 
     def end_snapshot(self, scope: SnapshotScope, *, durable: bool) -> None:
         """Remove the boundary of a snapshot that is durable or given up, and release its layers."""
@@ -424,6 +434,25 @@ class Stack:
 
     def _all(self) -> Sequence[Layer | ExpectedLayer]:
         return (*self._layers, *((self._loader.expected,) if self._loader else ()))
+
+    def _begin(self, details: Mapping[str, Json]) -> SnapshotScope:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        self._boundaries.append(epoch)
+        layers, lease = self._lease(self._not_durable())
+        return SnapshotScope(
+            epoch=epoch, base=self._base, horizon=self._horizon, layers=layers, lease=lease, details=details
+        )
+
+    def _may_write_pieces(self) -> bool:
+        return not (self._boundaries or self._base or self._closed)
+
+    def _not_durable(self) -> list[Layer]:
+        return [layer for layer in self._layers if layer.epoch > self._durable]
+
+    def _sizes(self, layers: Sequence[Layer]) -> tuple[LayerSize, ...]:
+        return tuple(
+            LayerSize(name=layer.name, level=layer.level, rows=layer.rows, group=self._group(layer)) for layer in layers
+        )
 
     def _group(self, layer: Layer) -> int:
         """Number of boundaries below the layer: the last durable snapshot, each pending one, the last emission.

@@ -250,7 +250,7 @@ class CountOperator(WindowOperator):
             windows = observation.observe(
                 self._frames.counted(self._queries.frame(flagged), state), [layers_format.figure()]
             )
-            layer = build_layer(layers_format, windows, LayerLabel(name=stack.next_name(), level=0, epoch=stack.epoch))
+            layer = build_layer(layers_format, windows, LayerLabel(name=stack.next_name(), level=0))
         finally:
             lease.release()
         figures: Mapping[str, int | None] | None = observation.read()

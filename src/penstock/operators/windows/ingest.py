@@ -16,8 +16,9 @@ from penstock.spark.blocks import JavaObject, can_complete_observations, logical
 from penstock.spark.plan_check import PlanCheck
 from penstock.spark.plans import PlanPreparer, PreparedPlan, analyzed_plan, observe_columns
 from penstock.spark.session import LeanSession
-from penstock.spark.sql import nullable
+from penstock.spark.sql import nullable, quote_identifier
 from penstock.state.layers import STATS, LayerLabel, LazyLayer
+from penstock.state.parquet import HashSlice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ class LayerQueries:
         self._flagged_schema = nullable(self._flagged.schema)
         self._specs: dict[WantedFigures, ObservationSpec] = {}
         self._partials: dict[bool, PreparedPlan] = {}
-        self._prepared_merge: PreparedPlan | None = None
+        self._merges: dict[bool, PreparedPlan] = {}
         self._is_volatile = self._has_volatile_inputs()
 
     def with_timeliness(self, frame: DataFrame, *, horizon: int, mark: int, arrival: int | None) -> JavaObject:
@@ -97,16 +98,24 @@ class LayerQueries:
 
     def merged(self, layers: Sequence[Layer], horizon: int) -> tuple[DataFrame, ObservedMetrics]:
         """The rows of the layer that replaces ``layers``, and metrics that will have their statistics."""
-        layers_format = self._frames.layers_format
-        if self._prepared_merge is None:
-            self._prepared_merge = self._preparer.prepare(
-                layers_format.schema,
-                lambda rows, *bounds: layers_format.merged(layers_format.between(rows, *bounds)),
-                numbers=2,
-                figures=self._stats(),
-            )
         rows = self._preparer.union([layer.frame for layer in layers])
-        return self._bind(self._prepared_merge, rows, horizon, MAX_WATERMARK)
+        return self._bind(self._prepared_merge(sliced=False), rows, horizon, MAX_WATERMARK)
+
+    def merged_part(
+        self, layers: Sequence[Layer], horizon: int, part: HashSlice
+    ) -> tuple[DataFrame, ObservedMetrics] | None:
+        """As ``merged``, of a slice that lies in one partition; ``None`` if layers are partitioned differently."""
+        number = part.number % self._frames.layers_format.partitions
+        rows = self._preparer.partition([layer.frame for layer in layers], number)
+        if rows is None:
+            return None
+        return self._bind(self._prepared_merge(sliced=True), rows, horizon, MAX_WATERMARK, part.number, part.count)
+
+    def joined(self, parts: Sequence[DataFrame]) -> DataFrame:
+        """What ``merged_part`` gave for each slice, once cached, as the rows of one layer. It reads their blocks."""
+        layers_format = self._frames.layers_format
+        columns = [quote_identifier(name) for name in layers_format.slice_columns]
+        return self._preparer.side_by_side(parts, columns, partitions=layers_format.partitions)
 
     def frame(self, plan: JavaObject) -> DataFrame:
         """A lazy frame of a plan."""
@@ -126,6 +135,19 @@ class LayerQueries:
                 figures=self._stats(),
             )
         return self._partials[pre_aggregate]
+
+    def _prepared_merge(self, *, sliced: bool) -> PreparedPlan:
+        layers_format = self._frames.layers_format
+
+        def merged(rows: DataFrame, after: int, until: int, *part: int) -> DataFrame:
+            alive = layers_format.between(rows, after, until)
+            return layers_format.merged(alive.where(HashSlice(*part).condition(layers_format)) if part else alive)
+
+        if sliced not in self._merges:
+            self._merges[sliced] = self._preparer.prepare(
+                layers_format.schema, merged, numbers=4 if sliced else 2, figures=self._stats()
+            )
+        return self._merges[sliced]
 
     def _stats(self) -> dict[str, Column]:
         return dict(zip(STATS, self._frames.layers_format.stats, strict=True))
@@ -380,7 +402,6 @@ class DeferredLayers:
         label = LayerLabel(
             name=self._stack.next_name(),
             level=0,
-            epoch=self._stack.epoch,
             emission_number=self._emitter.emission_number,
         )
         lazy = LazyLayer(self._format, rows, intake.stats, label, lean=self._lean)

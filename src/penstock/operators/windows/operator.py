@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
@@ -17,21 +18,27 @@ from penstock.operators.windows.sessions import SessionEmitter, SessionFrames, S
 from penstock.spark.blocks import logical_plan, unpersist
 from penstock.spark.plans import PlanPreparer
 from penstock.spark.session import state_session
-from penstock.state.compaction import Compaction, plan_memory_compaction
+from penstock.state.compaction import (
+    MAX_MERGE_PARTS,
+    MERGED_AT_ONCE,
+    Compaction,
+    plan_memory_compaction,
+    plan_piece_merge,
+)
 from penstock.state.durable import DurableLayers, PendingLayers
-from penstock.state.layers import LayerLabel, cache_layer
-from penstock.state.parquet import LayerWriter
+from penstock.state.layers import LayerLabel, cache_layer, cache_rows, join_rows, layer_of_rows, release_layers
+from penstock.state.parquet import HashSlice, LayerWriter, hash_parts
 from penstock.state.restore import live_layers, read_event_time, restore_layer
 from penstock.state.schema import migrated, resolve_schema
 from penstock.state.stack import MERGE_FAN_IN, SLOWDOWN_LIMIT, STOP_LIMIT, Stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame
 
     from penstock.clock import EventTime
-    from penstock.elements import ObservedMetrics
     from penstock.handles import CheckpointId, StateHandle
     from penstock.operators.windows.frames import WindowFrames
     from penstock.spark.blocks import JavaObject
@@ -78,8 +85,9 @@ class WindowOperator:
         self._deferred = DeferredLayers(
             frames.layers_format, self._queries, self._stack, self._emitter, self._pre_aggregation, context
         )
-        self._compacting = threading.Lock()
-        self._durable_is_next = False
+        self._choosing = threading.Lock()
+        self._being_merged: frozenset[str] = frozenset()
+        self._turn = 0
         self._pending: PendingLayers | None = None
         self._late = itertools.count()
 
@@ -157,17 +165,16 @@ class WindowOperator:
         """Do nothing: layers belong to the step, not to the checkpoint."""
 
     def maintain(self) -> Callable[[], None] | None:
-        """The background work that is due: in turns a merge of layers in memory, and work on durable layers.
+        """The background work that is due: a merge of layers in memory, a piece, or work on durable layers.
 
         The latter is loading restored rows, else a merge. They take turns since one may always be due.
         """
-        in_memory, durable = self._due(), self._durable_work()
-        if durable and (self._durable_is_next or not in_memory):
-            self._durable_is_next = False
-            return durable
-        if in_memory:
-            self._durable_is_next = True
-            return self._compact_in_background
+        kinds = (self._memory_work, self._piece_work, self._durable_work)
+        for turn in range(self._turn, self._turn + len(kinds)):
+            work = kinds[turn % len(kinds)]()
+            if work:
+                self._turn = (turn + 1) % len(kinds)
+                return work
         return None
 
     def close(self) -> None:
@@ -194,19 +201,12 @@ class WindowOperator:
         """Put a layer of the rows on time on the stack, in one job. Returns how many rows it has."""
         stack = self._stack
         rows, metrics = self._queries.partial(flagged, pre_aggregate=self._pre_aggregation.is_worthwhile)
-        layer = self._make_layer(
-            rows, metrics, level=0, epoch=stack.epoch, emission_number=self._emitter.emission_number
-        )
+        number = self._emitter.emission_number
+        label = LayerLabel(name=stack.next_name(), level=0, emission_number=number)
+        layer = cache_layer(self._frames.layers_format, rows, metrics.read, label)
         if layer:
             stack.add(layer)
         return layer.rows if layer else 0
-
-    def _make_layer(
-        self, rows: DataFrame, metrics: ObservedMetrics, *, level: int, epoch: int, emission_number: int
-    ) -> Layer | None:
-        """The layer of observed rows: one job."""
-        label = LayerLabel(name=self._stack.next_name(), level=level, epoch=epoch, emission_number=emission_number)
-        return cache_layer(self._frames.layers_format, rows, metrics.read, label)
 
     def _send_late(self, kept: DataFrame, late: int, emit: Collector) -> None:
         lease = RefCount(lambda: unpersist(kept))
@@ -214,36 +214,68 @@ class WindowOperator:
         emit(batch, LATE_PORT)
 
     def _due(self) -> Compaction | None:
-        return plan_memory_compaction(self._stack.sized(), fan=MERGE_FAN_IN, limit=SLOWDOWN_LIMIT)
+        sized, unwritten = self._stack.sized(), self._stack.unwritten()
+        taken = self._being_merged
+        return plan_memory_compaction(
+            [layer for layer in sized if layer.name not in taken], fan=MERGE_FAN_IN, limit=SLOWDOWN_LIMIT
+        ) or plan_piece_merge([layer for layer in unwritten if layer.name not in taken], room=self._durable.room)
+
+    def _memory_work(self) -> Callable[[], None] | None:
+        return self._compact_in_background if self._due() else None
+
+    def _piece_work(self) -> Callable[[], None] | None:
+        return self._write_piece if self._durable.is_piece_due() else None
 
     def _durable_work(self) -> Callable[[], None] | None:
         if self._stack.loading:
             return self._load_in_background
-        return self._durable.compact if self._durable.plan() else None
+        return self._compact_durable if self._durable.plan() else None
 
     def _load_in_background(self) -> None:
         """Load part after part: for a long time no batch may come that would have the next part loaded."""
-        while self._stack.loading and not self._due():
+        while self._stack.loading:
+            self._do_short_work()
             with self._context.background():
                 self._stack.load_part()
 
-    def _compact_in_background(self) -> None:
-        with self._context.background():
-            self._compact()
+    def _compact_durable(self) -> None:
+        self._durable.compact(self._do_short_work)
 
-    def _compact(self) -> None:
-        """Merge the layers that the policy names: one job, outside of any lock that data waits for."""
-        with self._compacting:
+    def _do_short_work(self) -> None:
+        """Do what must not wait until all parts of longer work are done."""
+        for work in (self._memory_work(), self._piece_work()):
+            if work:
+                work()
+
+    def _write_piece(self) -> None:
+        with self._context.background():
+            self._durable.write_piece()
+
+    def _compact_in_background(self) -> None:
+        self._compact(self._context.background)
+
+    def _compact(self, slot: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """Merge the layers that the policy names, outside of any lock that data waits for. Each job has a ``slot``.
+
+        The background and the data path may both merge: never the same layers.
+        """
+        with self._choosing:
             compaction = self._due()
             if compaction is None:
                 return
-            layers, lease = self._stack.lease_named(compaction.names)
-            try:
-                if layers:
-                    self._stack.replace(layers, self._merged(layers, compaction))
-                    self._context.count("compacted", len(layers))
-            finally:
-                lease.release()
+            names = frozenset(compaction.names)
+            self._being_merged |= names
+        layers, lease = self._stack.lease_named(compaction.names)
+        try:
+            if layers:
+                merged = self._merged_in_parts(layers, compaction, slot)
+                self._durable.note_merge(sum(layer.rows for layer in layers), merged.rows if merged else 0)
+                self._stack.replace(layers, merged)
+                self._context.count("compacted", len(layers))
+        finally:
+            lease.release()
+            with self._choosing:
+                self._being_merged -= names
 
     def _merge_all(self) -> None:
         """Replace all layers by one: one job, in the data path. A merge in the background meanwhile is discarded."""
@@ -256,10 +288,43 @@ class WindowOperator:
         finally:
             lease.release()
 
+    def _merged_in_parts(
+        self, layers: tuple[Layer, ...], compaction: Compaction, slot: Callable[[], AbstractContextManager[None]]
+    ) -> Layer | None:
+        """As ``_merged``; many rows by several jobs of one task, each with a slot, so that other work goes between."""
+        layers_format, parts = self._frames.layers_format, []
+        rows, horizon = sum(layer.rows for layer in layers), self._stack.horizon
+        count = layers_format.partitions * min(
+            MAX_MERGE_PARTS, hash_parts(rows // layers_format.partitions, most=MERGED_AT_ONCE)
+        )
+        if rows <= MERGED_AT_ONCE or not layers_format.slice_columns:
+            with slot():
+                return self._merged(layers, compaction)
+        try:
+            for number in range(count):
+                with slot():
+                    part = self._queries.merged_part(layers, horizon, HashSlice(number, count))
+                    if part is None:
+                        return self._merged(layers, compaction)
+                    frame, metrics = part
+                    parts.append(cache_rows(layers_format, frame, metrics.read))
+            joined = self._queries.joined([part.frame for part in parts])
+            return layer_of_rows(join_rows(parts, joined), self._label_of(layers, compaction))
+        except BaseException:
+            release_layers(parts)
+            raise
+
     def _merged(self, layers: tuple[Layer, ...], compaction: Compaction) -> Layer | None:
         rows, metrics = self._queries.merged(layers, self._stack.horizon)
-        epoch, number = max(layer.epoch for layer in layers), max(layer.emission_number for layer in layers)
-        return self._make_layer(rows, metrics, level=compaction.level, epoch=epoch, emission_number=number)
+        return cache_layer(self._frames.layers_format, rows, metrics.read, self._label_of(layers, compaction))
+
+    def _label_of(self, layers: tuple[Layer, ...], compaction: Compaction) -> LayerLabel:
+        return LayerLabel(
+            name=self._stack.next_name(),
+            level=compaction.level,
+            epoch=max(layer.epoch for layer in layers),
+            emission_number=max(layer.emission_number for layer in layers),
+        )
 
 
 def _migrate(restored: StateHandle, frames: WindowFrames, uid: str) -> StateHandle:

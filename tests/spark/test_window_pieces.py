@@ -1,0 +1,180 @@
+"""State written before a checkpoint asks, and merged in parts: what a windowed aggregate does in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import pyarrow as pa
+import pytest
+
+from penstock.clock import MAX_WATERMARK
+from penstock.operators import aggregates as agg
+from penstock.operators.windows import operator
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.state import compaction, durable
+from penstock.state.compaction import Compaction
+from window_harness import Rig, counted, exchanges, persistent
+
+pytestmark = pytest.mark.spark
+
+SECOND = 1_000_000
+SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
+
+
+def step() -> WindowAggregate:
+    aggregates = (agg.sum("x").alias("x"), agg.count().alias("n"))
+    return WindowAggregate(keys=(("user", "user"),), time="at", window=tumbling("10 seconds"), aggregates=aggregates)
+
+
+def users(first: int, last: int) -> list[dict[str, object]]:
+    return [{"user": f"u{number}", "at": SECOND, "x": number} for number in range(first, last)]
+
+
+@pytest.fixture
+def rig(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(compaction, "PIECE_ROWS", 100)
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    yield rig
+    rig.operator.close()
+
+
+def sums(rig: Rig) -> dict[str, int]:
+    rig.sent.clear()
+    rig.advance(MAX_WATERMARK)
+    found = {str(row[0]): int(str(row[3])) for row in rig.take()}
+    rig.operator.close()
+    return found
+
+
+def test_the_background_writes_what_comes_and_a_checkpoint_the_rest_in_one_job(spark, rig):
+    for first in (0, 60, 120, 180):
+        rig.process(users(first, first + 60))
+        rig.maintain()
+    assert rig.counts["compacted"] == 4, "of two batches each, which shows that they are enough"
+    rig.process(users(230, 250))
+    assert rig.maintain() == 0
+    with counted(spark) as cost:
+        handle = rig.checkpoint()
+    assert cost.jobs == 1
+    assert [layer.rows for layer in handle.layers] == [120, 120, 20]
+    again = rig.again(handle)
+    assert sums(again) == {f"u{number}": number * (2 if 230 <= number < 240 else 1) for number in range(250)}
+
+
+def test_changes_of_hot_keys_are_merged_in_memory_and_never_are_a_piece(rig):
+    for _ in range(40):
+        rig.process(users(0, 17))
+        rig.maintain()
+    assert rig.counts["compacted"] >= 30
+    assert rig.bytes_written() == 0
+    handle = rig.checkpoint()
+    assert [layer.rows for layer in handle.layers] == [17]
+    assert sums(rig.again(handle)) == {f"u{number}": 40 * number for number in range(17)}
+
+
+def test_changes_of_keys_that_are_too_many_to_be_hot_wait_once_they_have_met_again(rig):
+    for _ in range(20):
+        rig.process(users(0, 150))
+        rig.maintain()
+    assert len(rig.operator._durable.refs) == 16, "the first merge shows it"
+    handle = rig.checkpoint()
+    assert sums(rig.again(handle)) == {f"u{number}": 20 * number for number in range(150)}
+
+
+def test_a_merge_of_durable_layers_lets_pieces_go_between_its_jobs(rig, monkeypatch):
+    monkeypatch.setattr("penstock.state.parquet.ROWS_A_TASK", 100)
+    for first in (0, 200):
+        rig.process(users(first, first + 200))
+        rig.checkpoint()
+    monkeypatch.setattr(
+        durable,
+        "plan_durable_compaction",
+        lambda layers, **_: Compaction(names=tuple(each.name for each in layers), level=1, reason="test"),
+    )
+    rig.process(users(0, 200))
+    rig.operator._compact_durable()
+    assert [(ref.level, ref.rows) for ref in rig.operator._durable.refs] == [(0, 200), (1, 400)]
+    monkeypatch.undo()
+    assert sums(rig.again(rig.checkpoint())) == {
+        f"u{number}": number * (2 if number < 200 else 1) for number in range(400)
+    }
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_a_large_merge_in_memory_is_several_jobs_with_a_slot_each_and_one_leaf_afterwards(
+    spark, tmp_path, monkeypatch, partitions
+):
+    monkeypatch.setattr(operator, "MERGED_AT_ONCE", 100)
+    before = persistent(spark)
+    rig = Rig(spark, step(), SCHEMA, tmp_path, partitions=partitions)
+    slots: list[int] = []
+
+    @contextlib.contextmanager
+    def slot():
+        with counted(spark) as cost:
+            yield
+        slots.append(cost.jobs)
+        if len(slots) == 2:
+            rig.process(users(300, 310))  # data goes between
+
+    rig.operator._context = dataclasses.replace(rig.operator._context, background=slot)
+    for first in range(0, 160, 10):
+        rig.process(users(first, first + 20))
+    rig.maintain()
+    assert slots == [1] * {1: 4, 2: 4, 3: 6}[partitions]
+    assert rig.operator._stack.height == 2
+    layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
+    assert sorted(layer.rows for layer in layers) == [10, 170]
+    assert exchanges(rig.operator._queries.merged(layers, 0)[0]) == 0
+    lease.release()
+    handle = rig.checkpoint()
+    expected = {f"u{n}": n * (2 if 10 <= n < 160 else 1) for n in (*range(170), *range(300, 310))}
+    assert sums(rig.again(handle)) == expected
+    assert persistent(spark) <= before
+
+
+def test_a_part_that_fails_frees_those_before_it(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(operator, "MERGED_AT_ONCE", 100)
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    for first in range(0, 160, 10):
+        rig.process(users(first, first + 20))
+    before, real, parts = persistent(spark), operator.cache_rows, []
+
+    def cache(*given):
+        parts.append(None)
+        if len(parts) == 3:
+            raise OSError("no")  # noqa: EM101
+        return real(*given)
+
+    monkeypatch.setattr(operator, "cache_rows", cache)
+    with pytest.raises(OSError, match="no"):
+        rig.maintain()
+    assert persistent(spark) <= before
+    monkeypatch.setattr(operator, "cache_rows", real)
+    rig.maintain()
+    assert rig.operator._stack.height == 1
+    assert len(sums(rig)) == 170
+
+
+@pytest.mark.usefixtures("few_layers")
+def test_the_data_path_does_not_wait_for_a_merge_in_the_background(spark, tmp_path):
+    """On one core the background would wait for the data path's turn, while the data path waits for the merge."""
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    heights: list[int] = []
+
+    @contextlib.contextmanager
+    def slot():
+        if not heights:
+            for _ in range(2 * operator.STOP_LIMIT):
+                rig.process(users(0, 5))
+                heights.append(rig.operator._stack.height)
+        yield
+
+    rig.operator._context = dataclasses.replace(rig.operator._context, background=slot)
+    for _ in range(4):
+        rig.process(users(0, 5))
+    rig.maintain()
+    assert max(heights) <= operator.STOP_LIMIT + 4
+    assert sums(rig) == {f"u{n}": n * (4 + 2 * operator.STOP_LIMIT) for n in range(5)}
