@@ -146,6 +146,7 @@ TARGETS = {
     "bench-kafka": "as above",
     "bench-kafka-out": "as above",
     "bench-latency": "as above",
+    "bench-start": "spark/test_bench_short.py",
     "soak": "spark/test_bench_short.py",
     "docs": "core/test_docs_site.py",
 }

@@ -338,7 +338,9 @@ def test_S29(job):
 # --------------------------------------------------------------------------------------------------------- the old ways
 
 
-@pytest.mark.parametrize("name", [name for name in BUGS if name.startswith("row-")])
+@pytest.mark.parametrize(
+    "name", [name for name in BUGS if BUGS[name].core.startswith("core/test_receivers_mission.py::")]
+)
 def test_the_old_way_fails_the_test_of_its_row(name, monkeypatch):
     monkeypatch.setattr(receivers_kit, "PATIENCE", 1.0)
     test = globals()[BUGS[name].core.split("::")[1]]
