@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 
+from contextlib import ExitStack
+from types import SimpleNamespace
+
 import pytest
 
 import penstock as ps
-from core.dynamo_fake import away
+from core.dynamo_fake import DynamoFake
 from core.kinesis_kit import Bench
 from core.test_kinesis_any_order import Story
+from penstock.api.preview import _first_rows
 from penstock.connectors.kinesis.lease_commits import LeaseMode, LeaseOptions
 from penstock.connectors.kinesis.lease_import import ImportedStart, encode_start
 from penstock.connectors.kinesis.lease_rows import parse_row
@@ -22,11 +26,11 @@ from penstock.connectors.kinesis.positions import (
     lease_order,
     order,
 )
-from penstock.connectors.kinesis.reader import KinesisReader
 from penstock.connectors.kinesis.shards import decode
 from penstock.connectors.kinesis.source import Source
 from penstock.errors import GraphError, LeaseLost, LeaseTableInvalid
 from penstock.facts import LeaseExported
+from planted import of_kinesis  # noqa: F401
 from planted.bug import BUGS, planted
 
 ZERO, ONE, TWO = (f"shardId-{number:012d}" for number in range(3))
@@ -47,7 +51,7 @@ def at(bench, shard):
 
 
 def owner(bench, shard):
-    return bench.dynamo.row(shard).get("leaseOwner", {}).get("S")
+    return (bench.dynamo.row(shard) or {}).get("leaseOwner", {}).get("S")
 
 
 def number(bench, index, shard=ZERO):
@@ -201,6 +205,17 @@ def test_leases_are_owned_before_anything_is_read_and_given_up_at_the_end(benche
     assert [owner(bench, shard) for shard in (ZERO, ONE)] == [None] * 2
 
 
+def test_a_table_that_is_missing_is_made_and_new_rows_are_like_those_that_are_there(benches):
+    bench = benches("own", dynamo=DynamoFake())
+    bench.open()
+    assert owner(bench, ZERO) == "penstock-in"
+    assert "entityType" not in bench.dynamo.row(ZERO)
+    bench = benches("own", 2)
+    bench.dynamo.put(ZERO, "3", entityType="LEASE")
+    bench.open()
+    assert bench.dynamo.row(ONE)["entityType"] == {"S": "LEASE"}
+
+
 def test_a_bumped_lease_fails_the_job(benches):
     bench = benches("own")
     bench.open()
@@ -223,11 +238,11 @@ def test_children_are_owned_once_they_are_found(benches):
     assert [owner(bench, shard) for shard in (ONE, TWO)] == ["penstock-in"] * 2
     bench.complete()
     bench.lease_clock.tick(MINUTE, threads=2)
-    bench.reader.close()
     assert at(bench, ZERO) == Finished()
-    requests = len(bench.dynamo.requests)
-    bench.poll()
-    assert len(bench.dynamo.requests) == requests
+    bench.lease_clock.settle(threads=2)
+    bench.dynamo.requests.clear()
+    bench.lease_clock.tick("4 seconds", threads=2)
+    assert bench.dynamo.requests == ["update", "update"], "children are renewed, and of the parent nothing is wanted"
 
 
 def test_an_open_that_fails_gives_up_the_leases_that_it_took(benches):
@@ -385,3 +400,27 @@ def test_a_replay_takes_no_lease_and_exports_nothing_but_begins_where_the_job_be
         assert source.replayed(None).leases == LeaseOptions()
     source = ps.kinesis.Source("orders", leases=ps.kinesis.leases("app", mode="import"))
     assert source.replayed(None).leases.mode is LeaseMode.IMPORT
+
+
+def test_a_preview_takes_no_lease_from_the_job_that_has_it(monkeypatch):
+    opened = []
+
+    def open(self, context, resume):
+        opened.append(self.leases.mode)
+        raise InterruptedError
+
+    monkeypatch.setattr(Source, "open", open)
+    node = SimpleNamespace(uid="in", source=Source("orders", leases=ps.kinesis.leases("app", mode="own")))
+    with ExitStack() as readers, pytest.raises(InterruptedError):
+        _first_rows(node, None, 1, 1.0, readers)  # type: ignore[arg-type]
+    assert opened == [LeaseMode.NONE]
+
+
+# ---- planted ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in BUGS if name.startswith("wired-")])
+def test_a_planted_deviation_is_found(name, benches):
+    _, function = BUGS[name].core.split("::")
+    with planted(name), pytest.raises((AssertionError, pytest.fail.Exception)):
+        globals()[function](benches)
