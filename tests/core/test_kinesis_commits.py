@@ -544,7 +544,7 @@ def test_an_application_that_runs_is_refused_unless_forced(world, change):
     world.while_pausing = work
     with pytest.raises(LeaseLost, match=r"the application runs\. Stop it"):
         world.source(LeaseMode.IMPORT).start({"a": (), "b": ()})
-    parents = {shard: () for shard in world.rows()}
+    parents = dict.fromkeys(world.rows(), ())
     found = world.source(LeaseMode.IMPORT, force=True).start(parents)
     assert found["b"] == After(5)
 

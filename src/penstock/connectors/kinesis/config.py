@@ -203,8 +203,8 @@ def parse_moment(name: str, start: object, *, words: str) -> int:
         raise GraphError(msg)
     if moment.tzinfo is None:
         msg = (
-            f"{name}={moment.isoformat()!r} has no time zone, so it could be any of several moments. Write it with one, "
-            "as in '2026-01-31T00:00:00Z' or datetime(2026, 1, 31, tzinfo=timezone.utc)."
+            f"{name}={moment.isoformat()!r} has no time zone, so it could be any of several moments. Write it with "
+            "one, as in '2026-01-31T00:00:00Z' or datetime(2026, 1, 31, tzinfo=timezone.utc)."
         )
         raise GraphError(msg)
     ms = to_millis(moment.astimezone(timezone.utc))

@@ -42,7 +42,7 @@ from penstock.facts import OffsetsLost, PartitionsFound
 from penstock.interfaces.source import CaughtUp, NoData, PlannedBatch, ReadLimit, Until
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -443,7 +443,7 @@ class KinesisReader:
             self._encoded = self._position, encode(self._position)
         return self._encoded[1]
 
-    def committed(self, checkpoint: CheckpointId, position: Position) -> None:
+    def committed(self, checkpoint: CheckpointId, position: Position) -> None:  # noqa: ARG002 - as for any reader
         """Note the position of a complete checkpoint for the lease table; that changes nothing that is read."""
         self._leases.checkpoint_completed(decode(position).shards)
 

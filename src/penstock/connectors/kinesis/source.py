@@ -101,8 +101,8 @@ class Source(KinesisConfig):
         lease_options = leases_of(leases, address)
         if lease_options.mode is LeaseMode.IMPORT and isinstance(start, ImportedStart):
             msg = (
-                "start=ps.kinesis.imported(...) and leases= with mode 'import' both say where a KCL application stands. "
-                "Leave one of them out."
+                "start=ps.kinesis.imported(...) and leases= with mode 'import' both say where a KCL application "
+                "stands. Leave one of them out."
             )
             raise GraphError(msg)
         values: dict[str, object] = {
