@@ -14,6 +14,7 @@ from core.dynamo_fake import DynamoFake
 from core.kinesis_kit import Bench
 from core.test_kinesis_any_order import Story
 from penstock.api.preview import _first_rows
+from penstock.connectors.kinesis import lease_commits, reader
 from penstock.connectors.kinesis.lease_commits import LeaseMode, LeaseOptions
 from penstock.connectors.kinesis.lease_import import ImportedStart, encode_start
 from penstock.connectors.kinesis.lease_rows import parse_row
@@ -30,6 +31,7 @@ from penstock.connectors.kinesis.shards import decode
 from penstock.connectors.kinesis.source import Source
 from penstock.errors import GraphError, LeaseLost, LeaseTableInvalid
 from penstock.facts import LeaseExported
+from penstock.interfaces.source import SourceContext
 from planted import of_kinesis  # noqa: F401
 from planted.bug import BUGS, planted
 
@@ -259,6 +261,19 @@ def test_an_open_that_fails_gives_up_the_leases_that_it_took(benches):
     assert (bench.pauses, owner(bench, ZERO), owner(bench, ONE)) == ([20.0], None, "w1")
     assert bench.stream.calls["GetRecords"] == 0
     assert not bench.lease_clock.next_ticks(), "nobody renews any more"
+
+
+def test_a_source_that_is_opened_makes_its_client_of_the_table_and_owns_as_its_uid(benches, monkeypatch):
+    bench = benches("own")
+    addresses = []
+    monkeypatch.setattr(lease_commits, "new_dynamo_client", lambda address: addresses.append(address) or bench.dynamo)
+    monkeypatch.setattr(reader, "new_client", lambda _address: bench.stream)
+    context = SourceContext(uid="orders-7", spark=None, wall=bench.clock.wall)  # type: ignore[arg-type]
+    opened = bench.source.open(context, None)
+    assert owner(bench, ZERO) == "penstock-orders-7"
+    opened.close()
+    assert owner(bench, ZERO) is None
+    assert [address.table for address in addresses] == ["app"]
 
 
 def test_a_killed_job_takes_its_leases_at_once(benches):
