@@ -48,7 +48,7 @@ def test_namespaces_name_only_connectors():
     beside = {
         "http": {"env", "file"},
         "kafka": {"env", "file"},
-        "kinesis": {"After", "Finished", "KinesisCheckpointer", "env", "file", "imported"},
+        "kinesis": {"After", "Finished", "KinesisCheckpointer", "env", "file", "imported", "leases"},
         "receivers": {"Receiver", "Store"},
     }
     for name in ("console", "files", "generator", "http", "kafka", "kinesis", "memory", "rate", "receivers", "socket"):

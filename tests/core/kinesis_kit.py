@@ -6,12 +6,15 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from core.checkpointer_kit import TickClock
+from core.dynamo_fake import DynamoFake, away
 from kinesis_fake import FakeKinesis
 from penstock.connectors.kinesis.frames import ShardRecords
+from penstock.connectors.kinesis.lease_commits import LeaseCommits
 from penstock.connectors.kinesis.reader import FetchedBatch, KinesisReader
 from penstock.connectors.kinesis.shards import decode
 from penstock.connectors.kinesis.source import Source
-from penstock.handles import Position
+from penstock.handles import CheckpointId, Position
 from penstock.interfaces.source import CaughtUp, NoData, PlannedBatch, PollResult, ReadLimit, SourceContext, Until
 from penstock.testing.clock import ManualClock
 
@@ -32,6 +35,22 @@ class FakeFrames:
         return {}
 
 
+class Line:
+    """The way of one process to DynamoDB, which is cut when that process is killed."""
+
+    def __init__(self, dynamo: DynamoFake) -> None:
+        self._dynamo = dynamo
+        self.is_cut = False
+
+    def __getattr__(self, request: str) -> Any:
+        def ask(**arguments: Any) -> Any:
+            if self.is_cut:
+                raise away()
+            return getattr(self._dynamo, request)(**arguments)
+
+        return ask
+
+
 class Bench:
     """A reader on a stream, and the clock of both."""
 
@@ -43,6 +62,7 @@ class Bench:
         limits: ReadLimit | None = None,
         stream: FakeKinesis | None = None,
         opens: bool = True,
+        dynamo: DynamoFake | None = None,
         **source: Any,
     ) -> None:
         self.clock = ManualClock()
@@ -56,13 +76,17 @@ class Bench:
         self.read: list[tuple[str, str, bytes]] = []
         """Shard, key and data of each row, in order."""
         self.plans: list[PlannedBatch] = []
-        self.checkpoints: list[Any] = []
+        self.dynamo = dynamo or DynamoFake("app")
+        self.pauses: list[float] = []
+        self.while_pausing = lambda: None
+        self.completed = 0
         if opens:
             self.open()
 
     def open(self, position: Position | None = None, source: Source | None = None) -> KinesisReader:
+        source = source or self.source
         self.reader = KinesisReader(
-            source or self.source,
+            source,
             SourceContext(
                 uid="in",
                 spark=None,  # type: ignore[arg-type]
@@ -76,9 +100,32 @@ class Bench:
             clock=self.clock,
             threads=0,
             random=self.random,
-            on_checkpoint=lambda checkpoint, position: self.checkpoints.append((checkpoint, position)),
+            leases=self._leases(source),
         )
         return self.reader
+
+    def _leases(self, source: Source) -> LeaseCommits:
+        """Those of a new process: with a clock and a way to the table of its own."""
+        self.lease_clock, self.line = TickClock(), Line(self.dynamo)
+
+        def pause(seconds: float) -> None:
+            self.pauses.append(seconds)
+            if seconds >= 1:
+                self.while_pausing()
+
+        return LeaseCommits(
+            source.leases, "in", self.facts.append, client=self.line, clock=self.lease_clock, pause=pause
+        )
+
+    def complete(self, position: Position | None = None) -> None:
+        """A checkpoint of the reader's position, or of an earlier one, has completed."""
+        self.completed += 1
+        self.reader.committed(CheckpointId(self.completed), position or self.reader.position())
+
+    def kill(self) -> None:
+        """The process ends, and nothing that it would still write reaches the table."""
+        self.line.is_cut = True
+        self.reader.close()
 
     def crash(self) -> None:
         """Open the reader again at its position, which is all that is left of it."""

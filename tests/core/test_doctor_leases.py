@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+import penstock as ps
 from core.dynamo_fake import DynamoFake, away, client_error
+from penstock.admin import doctor
 from penstock.admin.doctor_checks import Status
 from penstock.admin.doctor_leases import credentials_of, look_at_leases
 from penstock.connectors.kinesis.lease_commits import LeaseMode, LeaseOptions
@@ -68,3 +70,16 @@ def test_without_credentials_nothing_is_asked(monkeypatch):
 
 def test_a_source_without_a_table_has_no_line():
     assert list(look_at_leases(LeaseOptions())) == []
+
+
+def test_doctor_asks_for_the_tables_of_sources_that_have_one(monkeypatch):
+    p = ps.Pipeline("orders")
+    for mode in ("none", "own"):
+        leases = ps.kinesis.leases(f"{mode}-app", mode=mode)
+        p.read(mode, ps.kinesis.Source("orders", region="eu-central-1", leases=leases))
+    p.read("without", ps.kinesis.Source("orders"))
+    asked, announced = [], []
+    monkeypatch.setattr(doctor, "look_at_leases", lambda options: asked.append(options.address) or [])
+    assert list(doctor._lease_tables(None, p.graph(), announced.append)) == []
+    assert [(address.table, address.region) for address in asked] == [("own-app", "eu-central-1")]
+    assert announced == ["asking DynamoDB"]

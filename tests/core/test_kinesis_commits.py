@@ -544,8 +544,9 @@ def test_an_application_that_runs_is_refused_unless_forced(world, change):
     world.while_pausing = work
     with pytest.raises(LeaseLost, match=r"the application runs\. Stop it"):
         world.source(LeaseMode.IMPORT).start({"a": (), "b": ()})
-    found = world.source(LeaseMode.IMPORT, force=True).start({"b": ()})
-    assert found == {"b": After(5)}
+    parents = dict.fromkeys(world.rows(), ())
+    found = world.source(LeaseMode.IMPORT, force=True).start(parents)
+    assert found["b"] == After(5)
 
 
 def test_without_an_owner_there_is_nothing_to_wait_for(world):

@@ -9,6 +9,9 @@ from core.dynamo_fake import DynamoFake
 from page_kit import blocks, command_lines
 from penstock.cli import kinesis
 from penstock.cli.output import ExitCode
+from penstock.connectors.kinesis.lease_commits import LeaseMode
+from penstock.connectors.kinesis.lease_import import ImportedStart, encode_start
+from penstock.connectors.kinesis.positions import After
 
 PAGE = "kinesis-leases.md"
 
@@ -26,7 +29,17 @@ def test_the_commands_of_the_page_are_run(monkeypatch, tmp_path):
     assert (tmp_path / "start.json").exists()
 
 
-def test_the_python_of_the_page_is_run(capsys):
-    (code,) = blocks(PAGE, "python")
-    exec(code, {})
+def test_the_python_of_the_page_is_run(capsys, monkeypatch, tmp_path):
+    source, from_kcl, checkpointer = blocks(PAGE, "python")
+    names = {}
+    exec(source, names)
+    assert names["orders"].leases.mode is LeaseMode.EXPORT
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        positions = {"shardId-000000000000": After(4960)}
+        (tmp_path / "start.json").write_bytes(encode_start(ImportedStart(table="orders-app", positions=positions)))
+        exec(from_kcl, names)
+    assert names["from_file"].start.positions == positions
+    assert names["from_table"].leases.mode is LeaseMode.IMPORT
+    exec(checkpointer, {})
     assert capsys.readouterr().out == "After(seq=4960, sub=0)\n"

@@ -15,12 +15,11 @@ from core.kinesis_kit import Bench
 from kinesis_fake import EPOCH, HOUR, refusal, throttled
 from penstock.connectors.kinesis import fetch
 from penstock.connectors.kinesis.aggregation import MAGIC, UserRecord, pack
-from penstock.connectors.kinesis.positions import After, AtTime, Finished
+from penstock.connectors.kinesis.positions import AtTime, Finished
 from penstock.connectors.kinesis.reader import FetchedBatch
 from penstock.connectors.kinesis.shards import decode
 from penstock.errors import ConnectorError, SourceChanged, SourceUnavailable
 from penstock.facts import OffsetsLost, PartitionsFound, SourceLag
-from penstock.handles import CheckpointId
 from penstock.interfaces.source import CaughtUp, NoData, PlannedBatch, ReadLimit, Until
 
 ZERO, ONE, TWO, THREE = (f"shardId-{number:012d}" for number in range(4))
@@ -580,16 +579,6 @@ def test_a_replay_ends_where_another_run_was():
             break
     assert isinstance(bench.poll(), CaughtUp)
     assert sorted(bench.data) == expected
-
-
-def test_completed_checkpoints_are_passed_on():
-    bench = Bench()
-    put(bench, 0, 3)
-    bench.until_quiet()
-    bench.reader.committed(CheckpointId(4), bench.reader.position())
-    ((checkpoint, position),) = bench.checkpoints
-    assert checkpoint == 4
-    assert isinstance(position.shards[ZERO].position, After)
 
 
 def test_lag_and_new_shards_are_reported():

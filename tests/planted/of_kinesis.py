@@ -11,6 +11,7 @@ from penstock.connectors.kinesis.lease_commits import LeaseCommits
 from penstock.connectors.kinesis.lease_export import LeaseExporter
 from penstock.connectors.kinesis.lease_table import LeaseTable
 from penstock.connectors.kinesis.positions import After
+from penstock.connectors.kinesis.reader import KinesisReader
 from penstock.connectors.kinesis.timer import MachineTimerClock, RecurringTimer
 from penstock.errors import LeaseLost, LeaseTableUnavailable
 from planted.bug import bug
@@ -431,3 +432,42 @@ def _(put):
             raise LeaseLost(str(error)) from error
 
     put(LeaseTable, "renew", renew)
+
+
+# ---- the source and its table ----------------------------------------------------------------------------------------
+
+LEASES = "core/test_kinesis_leases.py::"
+
+
+@bug(
+    "wired-ahead",
+    "a source exports what it has read when a checkpoint completes, not what the checkpoint has",
+    core=f"{LEASES}test_a_completed_checkpoint_is_exported_and_what_was_read_since_is_not",
+    blind=True,
+)
+def _(put):
+    put(
+        KinesisReader,
+        "committed",
+        lambda self, _checkpoint, _position: self._leases.checkpoint_completed(self._position.shards),
+    )
+
+
+@bug(
+    "wired-late",
+    "a source takes its leases when it finds shards, not before it reads",
+    core=f"{LEASES}test_leases_are_owned_before_anything_is_read_and_given_up_at_the_end",
+    blind=True,
+)
+def _(put):
+    put(LeaseCommits, "opened", LeaseCommits.shards_found)
+
+
+@bug(
+    "wired-unfenced",
+    "a poll does not ask whether a lease was lost",
+    core=f"{LEASES}test_a_bumped_lease_fails_the_job",
+    blind=True,
+)
+def _(put):
+    put(LeaseCommits, "check", lambda _self: None)

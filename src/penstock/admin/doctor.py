@@ -180,7 +180,7 @@ def _lease_tables(table: str | None, graph: Graph | None, announce: Callable[[st
     asked = [] if table is None else [LeaseOptions(mode=LeaseMode.EXPORT, address=TableAddress(table=table))]
     for node in graph.nodes if graph is not None else ():
         leases = getattr(node.source, "leases", None) if isinstance(node, Read) else None
-        if isinstance(leases, LeaseOptions):
+        if isinstance(leases, LeaseOptions) and leases.mode is not LeaseMode.NONE:
             asked.append(leases)
     for options in asked:
         announce("asking DynamoDB")

@@ -28,7 +28,7 @@ from penstock.graph.nodes import (
     describe_step,
 )
 from penstock.graph.queries import ancestors
-from penstock.interfaces.source import NoData, PlannedBatch, ReadLimit, SourceContext, Until
+from penstock.interfaces.source import NoData, PlannedBatch, ReadLimit, SourceContext, SupportsReplay, Until
 from penstock.spark.session import current_session, make_session
 from penstock.user_code import short_tracebacks
 
@@ -132,7 +132,9 @@ def show(stream: Previewable, *, rows: int = 20, timeout: float = 30.0) -> None:
 
 def _first_rows(node: Read, spark: SparkSession, rows: int, timeout: float, readers: ExitStack) -> DataFrame:
     """The first rows of a source; its reader is closed with the stack."""
-    reader = node.source.open(SourceContext(uid=node.uid, spark=spark, until=Until.CAUGHT_UP), None)
+    # Without effects outside: a preview takes no lease from the job that has it.
+    source = node.source.replayed(None) if isinstance(node.source, SupportsReplay) else node.source
+    reader = source.open(SourceContext(uid=node.uid, spark=spark, until=Until.CAUGHT_UP), None)
     readers.callback(reader.close)
     clock = SystemClock()
     until = clock.now() + int(timeout * 1_000_000)

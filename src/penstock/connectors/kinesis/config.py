@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from penstock.connectors.kinesis.client import StreamAddress, to_millis
+from penstock.connectors.kinesis.lease_import import ImportedStart
 from penstock.connectors.secrets import EnvironmentSecret, FileSecret, Option, check_option
 from penstock.errors import GraphError, did_you_mean
 from penstock.interfaces.source import DECODED_RECORD, ReadLimit
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from penstock.connectors.kinesis.lease_commits import LeaseOptions
     from penstock.connectors.kinesis.shards import KinesisPosition
     from penstock.formats.json_arrow import JsonDecoder
 
 OnLostRecords: TypeAlias = Literal["fail", "continue"]
-StreamStart: TypeAlias = "Literal['earliest', 'latest'] | int"
-"""A word, or a time in milliseconds since the epoch."""
+StreamStart: TypeAlias = "Literal['earliest', 'latest'] | int | ImportedStart"
+"""A word, a time in milliseconds since the epoch, or where a KCL application stands."""
 
 SHARD_COLUMN: Final = "shard"
 """The column of the shard's id, which separates rows by shard."""
@@ -53,6 +55,7 @@ class KinesisConfig:
     json: DecodedData | None
     needed_columns: frozenset[str] | None
     replay_end: KinesisPosition | None
+    leases: LeaseOptions
 
     @property
     def partition_column(self) -> str:
@@ -106,14 +109,29 @@ def parse_address(stream: object, region: object, endpoint_url: object, options:
             "'-'), or its ARN, as in 'arn:aws:kinesis:eu-central-1:123456789012:stream/orders'."
         )
         raise GraphError(msg)
-    if region is not None and (not isinstance(region, str) or not region):
-        msg = f"region={region!r} is no region. Write its name, as in 'eu-central-1', or leave it out."
-        raise GraphError(msg)
-    if endpoint_url is not None and (not isinstance(endpoint_url, str) or not _URL.fullmatch(endpoint_url)):
-        # Not shown: there may be a password in it.
-        msg = "The endpoint_url is no address of a service. Write 'http://localhost:4567', without a user or a path."
-        raise GraphError(msg)
-    return StreamAddress(stream=stream, region=region, endpoint_url=endpoint_url, options=check_client_options(options))
+    return StreamAddress(
+        stream=stream,
+        region=check_region(region),
+        endpoint_url=check_endpoint_url(endpoint_url),
+        options=check_client_options(options),
+    )
+
+
+def check_region(region: object) -> str | None:
+    """Return the name of a region unchanged, or raise ``GraphError`` if it is none."""
+    if region is None or (isinstance(region, str) and region):
+        return region
+    msg = f"region={region!r} is no region. Write its name, as in 'eu-central-1', or leave it out."
+    raise GraphError(msg)
+
+
+def check_endpoint_url(endpoint_url: object) -> str | None:
+    """Return the address of a service unchanged, or raise ``GraphError`` if it is none."""
+    if endpoint_url is None or (isinstance(endpoint_url, str) and _URL.fullmatch(endpoint_url)):
+        return endpoint_url
+    # Not shown: there may be a password in it.
+    msg = "The endpoint_url is no address of a service. Write 'http://localhost:4567', without a user or a path."
+    raise GraphError(msg)
 
 
 def check_client_options(options: Mapping[Any, object]) -> dict[str, Option]:
@@ -143,16 +161,32 @@ def check_client_options(options: Mapping[Any, object]) -> dict[str, Option]:
 
 
 def parse_stream_start(start: object) -> StreamStart:
-    """``start`` as a word or a time.
+    """``start`` as a word, a time, or where a KCL application stands.
 
     Raises:
-        GraphError: it is neither.
+        GraphError: it is none of them.
 
     >>> parse_stream_start("latest"), parse_stream_start("1970-01-01T00:00:01Z")
     ('latest', 1000)
     """
+    if isinstance(start, ImportedStart):
+        return start
     if isinstance(start, str) and start in ("earliest", "latest"):
         return start  # type: ignore[return-value] # one of the words
+    return parse_moment("start", start, words="'earliest', 'latest'")
+
+
+def parse_moment(name: str, start: object, *, words: str) -> int:
+    """A time as milliseconds since the epoch.
+
+    Args:
+        name: of the argument.
+        start: its value.
+        words: what else it can be, for the message.
+
+    Raises:
+        GraphError: it is no time, has no zone, or is before 1970.
+    """
     moment = start
     if isinstance(start, str):
         try:
@@ -163,19 +197,19 @@ def parse_stream_start(start: object) -> StreamStart:
         word = _KINESIS_WORDS.get(start) if isinstance(start, str) else None
         hint = "" if word is None else f" Kinesis's {start} is called {word!r}."
         msg = (
-            f"start={start!r} is not a place in a stream.{hint} Write 'earliest', 'latest', or a time such as "
+            f"{name}={start!r} is not a place in a stream.{hint} Write {words}, or a time such as "
             "'2026-01-31T00:00:00Z'."
         )
         raise GraphError(msg)
     if moment.tzinfo is None:
         msg = (
-            f"start={moment.isoformat()!r} has no time zone, so it could be any of several moments. Write it with one, "
-            "as in '2026-01-31T00:00:00Z' or datetime(2026, 1, 31, tzinfo=timezone.utc)."
+            f"{name}={moment.isoformat()!r} has no time zone, so it could be any of several moments. Write it with "
+            "one, as in '2026-01-31T00:00:00Z' or datetime(2026, 1, 31, tzinfo=timezone.utc)."
         )
         raise GraphError(msg)
     ms = to_millis(moment.astimezone(timezone.utc))
     if ms < 0:
-        msg = f"start={moment.isoformat()!r} is before 1970, and records have no such times. Write 'earliest'."
+        msg = f"{name}={moment.isoformat()!r} is before 1970, and records have no such times. Write 'earliest'."
         raise GraphError(msg)
     return ms
 

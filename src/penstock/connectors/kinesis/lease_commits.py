@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
 
-from penstock.clock import sleep
+from penstock.clock import parse_duration, sleep
+from penstock.connectors.kinesis.config import (
+    check_client_options,
+    check_endpoint_url,
+    check_region,
+    parse_moment,
+)
 from penstock.connectors.kinesis.lease_export import EXPORT_EVERY, LeaseExporter
 from penstock.connectors.kinesis.lease_holder import LeaseHolder
 from penstock.connectors.kinesis.lease_import import FAILOVER, import_start, match_listing
-from penstock.connectors.kinesis.lease_rows import LeasedShard
+from penstock.connectors.kinesis.lease_rows import LeasedShard, is_stream
 from penstock.connectors.kinesis.lease_table import (
     DynamoClient,
     LeaseClaim,
@@ -19,12 +27,17 @@ from penstock.connectors.kinesis.lease_table import (
     TableAddress,
     new_dynamo_client,
 )
-from penstock.connectors.kinesis.positions import ShardPosition
+from penstock.connectors.kinesis.positions import AtHorizon, AtTime, ShardPosition
 from penstock.connectors.kinesis.timer import MachineTimerClock, TimerClock
+from penstock.errors import GraphError
 from penstock.handles import new_id
 
 if TYPE_CHECKING:
+    from penstock.connectors.kinesis.client import StreamAddress
     from penstock.facts import Fact
+
+LeaseModeName: TypeAlias = Literal["none", "export", "own", "import"]
+_TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 
 
 class LeaseMode(str, Enum):
@@ -59,6 +72,97 @@ class LeaseOptions:
     failover: int = FAILOVER
     force: bool = False
     otherwise: ShardPosition | None = None
+
+
+def leases(  # noqa: PLR0913 - the arguments of a lease table
+    table: str,
+    *,
+    mode: LeaseModeName = "export",
+    region: str | None = None,
+    endpoint_url: str | None = None,
+    options: Mapping[str, object] | None = None,
+    stream: str | None = None,
+    interval: str = "60 seconds",
+    failover: str = "10 seconds",
+    force: bool = False,
+    otherwise: str | datetime | None = None,
+) -> LeaseOptions:
+    """Return how a source uses the lease table of a KCL application, for ``ps.kinesis.Source(..., leases=...)``.
+
+    A job restores from its checkpoints alone, in every mode.
+
+    Args:
+        table: the table's name, which is that of the KCL application.
+        mode: ``"export"`` writes the positions of completed checkpoints, and never fails the job. ``"own"`` also holds
+            the leases, so that the application stays away; a lost lease fails the job. ``"import"`` begins where the
+            application stands if there is no checkpoint, and never writes. ``"none"`` does nothing.
+        region: of the table; by default that of the source.
+        endpoint_url: of another DynamoDB than that of AWS. The source's is not used: it is one of Kinesis.
+        options: arguments of boto3's client, as for the source; by default those of the source.
+        stream: ``account:name:creation`` of the stream, in the table of an application that reads several.
+        interval: time between exports; the last completed checkpoint is exported at the end of the job, too.
+        failover: the application's failover time. Leases are renewed three times in it, and a lease that its worker has
+            not renewed for twice as long is abandoned.
+        force: import although the application runs: records that it processes meanwhile are processed twice.
+        otherwise: where an import begins in shards of which the table does not say it: ``"earliest"``, or a time with
+            its zone. By default they are refused.
+
+    Raises:
+        GraphError: an argument is impossible, or holds a secret.
+
+    >>> leases("orders-app", mode="own").mode.value
+    'own'
+    """
+    if not isinstance(table, str) or not _TABLE.fullmatch(table):
+        msg = (
+            f"table={table!r} is no lease table. Write the name of the KCL application (3 to 255 of the characters "
+            "a-z, A-Z, 0-9, '_', '.' and '-')."
+        )
+        raise GraphError(msg)
+    if mode not in {each.value for each in LeaseMode}:
+        msg = f"mode={mode!r} is not possible. It must be one of 'none', 'export', 'own', 'import'."
+        raise GraphError(msg)
+    if stream is not None and not is_stream(stream):
+        msg = f"stream={stream!r} is no stream of a lease table. Write it as in '123456789012:orders:1700000000'."
+        raise GraphError(msg)
+    return LeaseOptions(
+        mode=LeaseMode(mode),
+        address=TableAddress(
+            table=table,
+            region=check_region(region),
+            endpoint_url=check_endpoint_url(endpoint_url),
+            options=check_client_options(options or {}),
+            stream=stream,
+        ),
+        interval=parse_duration("interval", interval, least=1_000_000),
+        failover=parse_duration("failover", failover, least=1_000_000),
+        force=force,
+        otherwise=_place(otherwise),
+    )
+
+
+def _place(otherwise: object) -> ShardPosition | None:
+    if otherwise is None:
+        return None
+    return AtHorizon() if otherwise == "earliest" else AtTime(parse_moment("otherwise", otherwise, words="'earliest'"))
+
+
+def leases_of(leases: object, source: StreamAddress) -> LeaseOptions:
+    """What a source does with a lease table that is reached as its stream is, where nothing else is said.
+
+    Raises:
+        GraphError: ``leases`` is not made by ``ps.kinesis.leases``.
+    """
+    if leases is None:
+        return LeaseOptions()
+    if not isinstance(leases, LeaseOptions):
+        msg = f"leases={leases!r} does not say what to do. Write leases=ps.kinesis.leases('orders-app', mode='export')."
+        raise GraphError(msg)
+    if leases.address is None:
+        return leases
+    table = leases.address
+    address = replace(table, region=table.region or source.region, options=table.options or source.options)
+    return replace(leases, address=address)
 
 
 @final

@@ -11,7 +11,7 @@ from typing import Final, final
 from penstock.clock import sleep
 from penstock.connectors.kinesis.checkpointer import retry_random
 from penstock.connectors.kinesis.lease_rows import Lease, LeasedShard
-from penstock.connectors.kinesis.lease_table import LeaseClaim, LeaseTable, LeaseWrite
+from penstock.connectors.kinesis.lease_table import CREATE_SECONDS, LeaseClaim, LeaseTable, LeaseWrite
 from penstock.connectors.kinesis.positions import SHARD_END, After, AtHorizon, Finished, ShardPosition
 from penstock.connectors.kinesis.timer import RecurringTimer, TimerClock
 from penstock.errors import LeaseLost, PenstockError
@@ -80,7 +80,7 @@ class LeaseHolder:
         self._wanted = shards
 
     def hold(self, shards: Mapping[str, LeasedShard]) -> None:
-        """Take the leases of all shards that are not finished; makes rows that are missing.
+        """Take the leases of all shards that are not finished; makes the table and rows that are missing.
 
         Blocks for two failover times if another worker is named in some: they may be abandoned.
 
@@ -88,6 +88,7 @@ class LeaseHolder:
             LeaseLost: another worker renews the lease of a shard.
             ConnectorError: the table cannot be used.
         """
+        self._find_table()
         self._wanted = shards
         unfinished = {shard: state for shard, state in shards.items() if not isinstance(state.position, Finished)}
         owned = [lease for shard, state in sorted(unfinished.items()) if (lease := self._take(shard, state))]
@@ -100,6 +101,16 @@ class LeaseHolder:
                     "Stop the KCL application before the job is started."
                 )
                 raise LeaseLost(msg)
+
+    def _find_table(self) -> None:
+        if not retry_random(self._table.exists, pause=self._pause):
+            log.warning("%s creates lease table %s, which is not there", self._claim.owner, self._table.name)
+            retry_random(self._table.create, pause=self._pause)
+            for _ in range(CREATE_SECONDS):
+                if retry_random(self._table.exists, pause=self._pause):
+                    break
+                self._pause(1)
+        retry_random(self._table.read, pause=self._pause)  # what kind of rows it has, before some are added
 
     def _take(self, shard: str, state: LeasedShard) -> Lease | None:
         """Take a lease, unless another worker is named in it: then return it."""

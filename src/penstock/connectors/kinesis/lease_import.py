@@ -98,7 +98,8 @@ def import_start(
     if unknown:
         msg = (
             f"Table {table.name} does not say where to begin in {_list(unknown)}. Say it yourself, with penstock "
-            "import kcl TABLE --at TRIM_HORIZON, or with the time at which the application was to start instead."
+            "import kcl TABLE --at TRIM_HORIZON, or with the time at which the application was to start instead. A "
+            "source with mode 'import' takes it as otherwise=."
         )
         raise LeaseTableInvalid(msg)
     return ImportedStart(table=table.name, stream=stream, positions=positions, notes=tuple(notes))
@@ -108,7 +109,7 @@ def _nothing(table: LeaseTable, streams: list[str]) -> LeaseTableInvalid:
     if streams:
         return LeaseTableInvalid(
             f"Table {table.name} has leases of several streams: {_list(streams)}. Name one, with penstock import kcl "
-            "TABLE --stream STREAM."
+            "TABLE --stream STREAM, or a source with ps.kinesis.leases(TABLE, stream=STREAM)."
         )
     return LeaseTableInvalid(
         f"Table {table.name} has no leases. Name the table of a KCL application, which has the application's name."
@@ -124,7 +125,7 @@ def _refuse_running(table: LeaseTable, before: Mapping[str, Lease], now: Mapping
             msg = (
                 f"{who} has written the lease of shard {shard} in table {table.name} just now: the application runs. "
                 "Stop it, and import again: what it processes from now on would be processed twice. If that does not "
-                "matter, use penstock import kcl TABLE --force."
+                "matter, use penstock import kcl TABLE --force, or force=True of a source with mode 'import'."
             )
             raise LeaseLost(msg)
 
@@ -146,11 +147,20 @@ def match_listing(
         otherwise: where to begin in a shard that the application never saw.
 
     Raises:
-        LeaseTableInvalid: there is such a shard, and ``otherwise`` is ``None``.
+        LeaseTableInvalid: there is such a shard, and ``otherwise`` is ``None``; or the application was not done with a
+            shard that the stream does not list.
 
     >>> match_listing({"b": After(5)}, {"a": (), "b": ("a",), "c": ("b",)})
     {'a': Finished(), 'b': After(seq=5, sub=0), 'c': AtHorizon()}
     """
+    gone = [shard for shard, at in start.items() if shard not in parents and not isinstance(at, Finished)]
+    if gone:
+        msg = (
+            f"The KCL application was not done with {_list(sorted(gone))}, and the stream does not list that any more. "
+            "Either the lease table is that of another stream: name the right one. Or the records are kept no longer: "
+            "delete those rows of the table to go on without them, and import again."
+        )
+        raise LeaseTableInvalid(msg)
     children: dict[str, list[str]] = {}
     for shard, its_parents in parents.items():
         for parent in its_parents:
@@ -172,7 +182,8 @@ def match_listing(
     if unknown:
         msg = (
             f"The KCL application has no lease of {_list(sorted(unknown))}, so it never saw what the stream has there. "
-            "Let the application list the stream once more, or say where to begin there."
+            "Let the application list the stream once more, or say where to begin there, as in "
+            "leases=ps.kinesis.leases(TABLE, mode='import', otherwise='earliest')."
         )
         raise LeaseTableInvalid(msg)
     return dict(sorted(found.items()))
@@ -211,7 +222,7 @@ def decode_start(data: bytes, where: str) -> ImportedStart:
 def imported(path: str | os.PathLike[str]) -> ImportedStart:
     """Return the start that ``penstock import kcl`` wrote, for ``ps.kinesis.Source(..., start=...)``.
 
-    A job begins there if it has no checkpoint.
+    A job begins there if it has no checkpoint. Shards are matched with those that the stream lists then.
 
     Args:
         path: of the file.

@@ -109,6 +109,15 @@ class Lease:
         return self.checkpoint_owner or self.owner
 
 
+def is_stream(text: object) -> bool:
+    """Whether ``text`` names a stream as the rows of a table of several streams do.
+
+    >>> is_stream("123456789012:orders:1700000000"), is_stream("orders")
+    (True, False)
+    """
+    return isinstance(text, str) and _OF_STREAM.fullmatch(f"{text}:shard") is not None
+
+
 def parse_row(row: LeaseRow, table: str) -> Lease | None:
     """The lease that a row is; ``None`` if it is none.
 

@@ -16,12 +16,15 @@ from penstock.connectors.kinesis.client import describe, is_of_boto, list_shards
 from penstock.connectors.kinesis.fetch import MAX_THREADS, FetchedRecord, FetchPool, ShardFetcher
 from penstock.connectors.kinesis.frames import KinesisFrames, ShardRecords
 from penstock.connectors.kinesis.lag import report_lag
+from penstock.connectors.kinesis.lease_commits import LeaseCommits
+from penstock.connectors.kinesis.lease_import import ImportedStart, match_listing
 from penstock.connectors.kinesis.planning import end_of_replay, fit_bytes, is_beyond, share
 from penstock.connectors.kinesis.positions import After, AtHorizon, AtTime, order
 from penstock.connectors.kinesis.shards import (
     KinesisPosition,
     ShardRange,
     advance,
+    begin_at,
     check_identity,
     decode,
     discover,
@@ -39,7 +42,7 @@ from penstock.facts import OffsetsLost, PartitionsFound
 from penstock.interfaces.source import CaughtUp, NoData, PlannedBatch, ReadLimit, Until
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -74,10 +77,6 @@ class FetchedBatch:
     table: pa.Table
 
 
-def no_checkpoint_listener(checkpoint: CheckpointId, position: KinesisPosition) -> None:
-    """Do nothing with the position of a complete checkpoint."""
-
-
 class KinesisReader:
     """Reads a source's shards from a position on. Made by ``Source.open``.
 
@@ -90,10 +89,10 @@ class KinesisReader:
         clock: of the threads.
         threads: most threads that fetch; 0 for tests.
         random: gives numbers from 0 to 1, for waits.
-        on_checkpoint: gets the position of each complete checkpoint.
+        leases: the source's lease table; made if there is none. It is closed with the reader.
 
     Raises:
-        ConnectorError: the stream cannot be read; ``Source.open`` says why.
+        ConnectorError: the stream cannot be read, or its leases are not to be had; ``Source.open`` says why.
     """
 
     def __init__(  # noqa: PLR0913 - what tests put in the place of the world
@@ -107,7 +106,7 @@ class KinesisReader:
         clock: Clock | None = None,
         threads: int = MAX_THREADS,
         random: Callable[[], float] | None = None,
-        on_checkpoint: Callable[[CheckpointId, KinesisPosition], None] = no_checkpoint_listener,
+        leases: LeaseCommits | None = None,
     ) -> None:
         self._config = config
         self._uid = context.uid
@@ -116,7 +115,6 @@ class KinesisReader:
         self._clock = clock or SystemClock()
         # Not seeded: several jobs should not ask at the same moments.
         self._random = random or Random().random
-        self._on_checkpoint = on_checkpoint
         self._until_caught_up = context.until is Until.CAUGHT_UP
         # The wall clock as it was, and monotonic time since: a clock that is set does not look like lost records.
         self._opened = self._clock.now()
@@ -129,7 +127,13 @@ class KinesisReader:
         self._watcher = StreamWatcher(self._client, config.address, every=config.discover_every, random=self._random)
         self._seen = 0
         self._listing, self._retention = {}, 0
-        self._position = self._first_position(position)
+        self._leases = leases if leases is not None else LeaseCommits(config.leases, context.uid, context.report)
+        try:
+            self._position = self._first_position(position)
+            self._leases.opened(self._position.shards)
+        except BaseException:  # leases that were taken would stay taken
+            self._leases.close()
+            raise
         self._encoded = self._position, encode(self._position)
         self._frames = frames
         self._spark = context.spark
@@ -149,6 +153,8 @@ class KinesisReader:
         Raises:
             ConnectorError: the stream cannot be described.
             SourceChanged: it is another one than that of the position.
+            LeaseLost: the KCL application runs in whose place it is to begin.
+            LeaseTableInvalid: the application's table does not say where to begin.
         """
         config = self._config
         try:
@@ -170,14 +176,17 @@ class KinesisReader:
             self._orphans = changes.orphans
             return changes.position
         first = start(summary.arn, summary.created, listing, AtHorizon())
+        horizon = self._opened_wall - summary.retention
+        if isinstance(config.start, ImportedStart):
+            return begin_at(first, match_listing(config.start.positions, self._parents()), horizon)
+        kcl = self._leases.start(self._parents())
+        if kcl is not None:
+            return begin_at(first, kcl, horizon)
         if config.start == "earliest":
             return first
         # A time instead of "latest": a crash before the first record comes skips nothing.
         ms = self._opened_wall if config.start == "latest" else config.start
-        if ms < self._opened_wall - summary.retention:
-            return first
-        states = {id: replace(state, position=AtTime(ms), read_until=ms) for id, state in first.shards.items()}
-        return replace(first, shards=states)
+        return begin_at(first, dict.fromkeys(first.shards, AtTime(ms)), horizon)
 
     def _wall(self, now: MonotonicTime) -> int:
         """Milliseconds since the epoch at a monotonic time."""
@@ -192,7 +201,9 @@ class KinesisReader:
             SourceUnavailable: the service was away for too long, or a shard brings nothing.
             SourceChanged: records that were to be read are lost, or the stream is another one.
             ConnectorError: the stream refuses to be read.
+            LeaseLost: a lease that the job is to own was lost.
         """
+        self._leases.check()
         self._pool.run_due(now)
         self._take_listing()
         self._start_fetchers()
@@ -220,6 +231,7 @@ class KinesisReader:
         changes = discover(self._position, self._listing, previous)
         self._position, self._orphans = changes.position, changes.orphans
         if changes.found:
+            self._leases.shards_found(self._position.shards)
             self._report(PartitionsFound(task=self._uid, partitions=changes.found))
 
     def _start_fetchers(self) -> None:
@@ -273,6 +285,7 @@ class KinesisReader:
         if fetcher.ended and (listed is None or listed.is_closed):
             self._remove(shard)
             self._position = finish(self._position, shard)
+            self._leases.shards_found(self._position.shards)  # its lease is wanted no more
         elif listed is not None:
             self._restart(shard, now)
         else:
@@ -339,7 +352,7 @@ class KinesisReader:
                 shards[shard] = replace(shards[shard], read_until=until)
         self._position = replace(self._position, shards=shards)
 
-    def _parents(self) -> Mapping[str, Collection[str]]:
+    def _parents(self) -> Mapping[str, tuple[str, ...]]:
         return {id: shard.parents for id, shard in self._listing.items()}
 
     def _available(self, shard: str) -> int:
@@ -430,12 +443,13 @@ class KinesisReader:
             self._encoded = self._position, encode(self._position)
         return self._encoded[1]
 
-    def committed(self, checkpoint: CheckpointId, position: Position) -> None:
-        """Pass on the position of a complete checkpoint; what comes of it changes nothing that is read."""
-        self._on_checkpoint(checkpoint, decode(position))
+    def committed(self, checkpoint: CheckpointId, position: Position) -> None:  # noqa: ARG002 - as for any reader
+        """Note the position of a complete checkpoint for the lease table; that changes nothing that is read."""
+        self._leases.checkpoint_completed(decode(position).shards)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, export the last completed checkpoint, and give up the leases."""
         if not self._closed:
             self._closed = True
             self._pool.close()
+            self._leases.close()

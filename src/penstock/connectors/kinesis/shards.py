@@ -14,6 +14,7 @@ from penstock.codec import Codec
 from penstock.connectors.kinesis.positions import (
     After,
     AtHorizon,
+    AtTime,
     Finished,
     ShardPosition,
     position_from_json,
@@ -107,6 +108,25 @@ def start(arn: str, created: int, listing: Listing, at: ShardPosition) -> Kinesi
     Shards that are found later come from these, so they are read from their first record on.
     """
     return KinesisPosition(arn=arn, created=created, shards={id: _state(shard, at) for id, shard in listing.items()})
+
+
+def begin_at(first: KinesisPosition, at: Mapping[str, ShardPosition], horizon: int) -> KinesisPosition:
+    """The position of a source that has read nothing: in each shard where ``at`` says.
+
+    Args:
+        first: with all shards.
+        at: by shard.
+        horizon: milliseconds since the epoch. A time before it is the first record that is still there: nothing was
+            read, so nothing between them is lost.
+    """
+    states = {}
+    for id, state in first.shards.items():
+        position = at[id]
+        if isinstance(position, AtTime) and position.ms < horizon:
+            position = AtHorizon()
+        until = position.ms if isinstance(position, AtTime) else None
+        states[id] = replace(state, position=position, read_until=until)
+    return replace(first, shards=states)
 
 
 def _state(shard: ListedShard, at: ShardPosition, read_until: int | None = None) -> ShardState:

@@ -18,7 +18,10 @@ from penstock.connectors.kinesis.config import (
     parse_address,
     parse_stream_start,
 )
+from penstock.connectors.kinesis.lease_commits import LeaseMode, LeaseOptions, leases_of
+from penstock.connectors.kinesis.lease_import import ImportedStart
 from penstock.connectors.kinesis.shards import KIND, decode
+from penstock.errors import GraphError
 from penstock.handles import Guarantee
 
 if TYPE_CHECKING:
@@ -51,7 +54,8 @@ class Source(KinesisConfig):
         region: its region; by default what boto3 finds (``AWS_DEFAULT_REGION``, the configuration file).
         endpoint_url: of another service than AWS, such as ``"http://localhost:4567"``.
         start: ``"earliest"``, so that a first start misses nothing that is still there; ``"latest"``: what arrives
-            from the first start on; or a time with its zone, as text or ``datetime``.
+            from the first start on; a time with its zone, as text or ``datetime``; or where a KCL application stands,
+            as in ``ps.kinesis.imported("start.json")``.
         on_lost_records: what to do when records that were to be read are kept no longer, or their shard is gone:
             ``"fail"``, or ``"continue"`` behind them, each gap reported as a loss.
         discover_every: how often to look for shards that were split or merged. They are looked for at once when a
@@ -63,6 +67,8 @@ class Source(KinesisConfig):
         options: arguments of boto3's client: ``aws_access_key_id``, ``aws_secret_access_key``, ``aws_session_token``,
             ``use_ssl``, ``verify``. Without the first three, boto3's ordinary chain finds credentials. Secrets are
             referred to: ``{"aws_secret_access_key": ps.kinesis.env("KINESIS_SECRET")}``.
+        leases: the lease table of a KCL application and what is done with it, as in
+            ``ps.kinesis.leases("orders-app", mode="export")``; by default there is none.
 
     Raises:
         GraphError: an argument is impossible, or holds a secret.
@@ -79,19 +85,28 @@ class Source(KinesisConfig):
         *,
         region: str | None = None,
         endpoint_url: str | None = None,
-        start: str | datetime = "earliest",
+        start: str | datetime | ImportedStart = "earliest",
         on_lost_records: OnLostRecords = "fail",
         discover_every: str = "10 seconds",
         poll_every: str = "250 milliseconds",
         max_rows_per_batch: int | None = None,
         max_bytes_per_batch: int | None = None,
         options: Mapping[str, object] | None = None,
+        leases: LeaseOptions | None = None,
     ) -> None:
         check_lost(on_lost_records)
         check_most("max_rows_per_batch", max_rows_per_batch)
         check_most("max_bytes_per_batch", max_bytes_per_batch)
+        address = parse_address(stream, region, endpoint_url, options or {})
+        lease_options = leases_of(leases, address)
+        if lease_options.mode is LeaseMode.IMPORT and isinstance(start, ImportedStart):
+            msg = (
+                "start=ps.kinesis.imported(...) and leases= with mode 'import' both say where a KCL application "
+                "stands. Leave one of them out."
+            )
+            raise GraphError(msg)
         values: dict[str, object] = {
-            "address": parse_address(stream, region, endpoint_url, options or {}),
+            "address": address,
             "start": parse_stream_start(start),
             "on_lost_records": on_lost_records,
             "discover_every": parse_duration("discover_every", discover_every, least=1_000),
@@ -101,6 +116,7 @@ class Source(KinesisConfig):
             "json": None,
             "needed_columns": None,
             "replay_end": None,
+            "leases": lease_options,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -122,8 +138,10 @@ class Source(KinesisConfig):
         return self._with(needed_columns=frozenset(columns))
 
     def replayed(self, end: Position | None) -> Source:
-        """The same stream; a run until caught up ends at ``end``, if given."""
-        return self._with(replay_end=None if end is None else decode(end))
+        """The same stream without a write to a lease table; a run until caught up ends at ``end``, if given."""
+        # An import only reads, and says where a run without a position begins.
+        leases = self.leases if self.leases.mode is LeaseMode.IMPORT else LeaseOptions()
+        return self._with(replay_end=None if end is None else decode(end), leases=leases)
 
     def _with(self, **changes: object) -> Source:
         """The same source with other values of some fields, which are not checked again."""
@@ -141,13 +159,22 @@ class Source(KinesisConfig):
             ConnectorError: the stream does not exist, or may not be read.
             SourceUnavailable: the service cannot be reached.
             SourceChanged: the stream was deleted and made again, or is another one.
+            LeaseLost: another worker has a lease that the job is to own, or a KCL application that is imported runs.
+            LeaseTableInvalid: the lease table does not say where to begin, or may not be used.
         """
         from penstock.connectors.kinesis.reader import KinesisReader
 
         position = None if resume is None else decode(resume)
         if position is None:
-            log.info("source %s has no position: it starts at %s", context.uid, self.start)
+            kcl = self.start.table if isinstance(self.start, ImportedStart) else self._imported_table
+            start = self.start if kcl is None else f"the positions of the KCL application {kcl}"
+            log.info("source %s has no position: it starts at %s", context.uid, start)
         return KinesisReader(self, context, position)
+
+    @property
+    def _imported_table(self) -> str | None:
+        address = self.leases.address
+        return address.table if self.leases.mode is LeaseMode.IMPORT and address is not None else None
 
     def backlog(self, resume: Position | None) -> Backlog:
         """What waits for a reader at this position, as far as Kinesis tells without reading; changes nothing."""
