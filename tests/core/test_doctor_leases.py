@@ -10,8 +10,8 @@ import penstock as ps
 from core.dynamo_fake import DynamoFake, away, client_error
 from penstock.admin import doctor
 from penstock.admin.doctor_checks import Status
-from penstock.admin.doctor_leases import credentials_of, look_at_leases
-from penstock.connectors.kinesis.lease_commits import LeaseMode, LeaseOptions
+from penstock.admin.doctor_kinesis import credentials_of, look_at_leases
+from penstock.connectors.kinesis.config import LeaseMode, LeaseOptions
 from penstock.connectors.kinesis.lease_table import TableAddress
 
 

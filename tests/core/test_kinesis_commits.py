@@ -10,7 +10,8 @@ import pytest
 
 from core.checkpointer_kit import Patience, TickClock
 from core.dynamo_fake import DynamoFake, away, client_error, throttled
-from penstock.connectors.kinesis.lease_commits import LeaseCommits, LeaseMode, LeaseOptions
+from penstock.connectors.kinesis.config import LeaseMode, LeaseOptions
+from penstock.connectors.kinesis.lease_commits import LeaseCommits
 from penstock.connectors.kinesis.lease_import import (
     decode_start,
     encode_start,

@@ -9,7 +9,7 @@ from core.dynamo_fake import DynamoFake
 from page_kit import blocks, command_lines
 from penstock.cli import kinesis
 from penstock.cli.output import ExitCode
-from penstock.connectors.kinesis.lease_commits import LeaseMode
+from penstock.connectors.kinesis.config import LeaseMode
 from penstock.connectors.kinesis.lease_import import ImportedStart, encode_start
 from penstock.connectors.kinesis.positions import After
 

@@ -15,7 +15,7 @@ from core.kinesis_kit import Bench
 from core.test_kinesis_any_order import Story
 from penstock.api.preview import _first_rows
 from penstock.connectors.kinesis import lease_commits, reader
-from penstock.connectors.kinesis.lease_commits import LeaseMode, LeaseOptions
+from penstock.connectors.kinesis.config import LeaseMode, LeaseOptions
 from penstock.connectors.kinesis.lease_import import ImportedStart, encode_start
 from penstock.connectors.kinesis.lease_rows import parse_row
 from penstock.connectors.kinesis.positions import (

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.connectors.kinesis.aggregation import MAGIC, UserRecord, pack, unpack
-from penstock.connectors.kinesis.planning import end_of_replay, share
 from penstock.connectors.kinesis.positions import After, AtHorizon, AtTime, Finished
 from penstock.connectors.kinesis.shards import (
     MAX_HASH,
@@ -23,8 +22,10 @@ from penstock.connectors.kinesis.shards import (
     decode,
     discover,
     encode,
+    end_of_replay,
     finish,
     readable,
+    share,
     start,
     uncovered,
 )

@@ -12,7 +12,8 @@ from core.checkpointer_kit import TickClock
 from core.lease_table_contract import LeaseTableContract, Rows, shard
 from integration.broker_jars import JarsUnavailable, java
 from integration.dynamo_local import dynamo_local
-from penstock.connectors.kinesis.lease_commits import LeaseCommits, LeaseMode, LeaseOptions
+from penstock.connectors.kinesis.config import LeaseMode, LeaseOptions
+from penstock.connectors.kinesis.lease_commits import LeaseCommits
 from penstock.connectors.kinesis.lease_table import LeaseClaim, LeaseTable, TableAddress
 from penstock.connectors.kinesis.positions import After, LeaseCheckpoint, lease_order
 

@@ -31,15 +31,14 @@ from penstock.admin.doctor_checks import (
     warn,
 )
 from penstock.admin.doctor_kafka import look_at_brokers, look_at_transactions
-from penstock.admin.doctor_kinesis import look_at_stream
-from penstock.admin.doctor_leases import look_at_leases
+from penstock.admin.doctor_kinesis import look_at_leases, look_at_stream
 from penstock.admin.warming import class_archive_of
 from penstock.clock import Clock, SystemClock
 from penstock.connectors.files.sink import Sink as FilesSink
 from penstock.connectors.files.source import Source as FilesSource
 from penstock.connectors.kafka.sink import Sink as KafkaSink
 from penstock.connectors.kafka.source import Source as KafkaSource
-from penstock.connectors.kinesis.lease_commits import LeaseMode, LeaseOptions
+from penstock.connectors.kinesis.config import LeaseMode, LeaseOptions
 from penstock.connectors.kinesis.lease_table import TableAddress
 from penstock.connectors.kinesis.sink import Sink as KinesisSink
 from penstock.connectors.kinesis.source import Source as KinesisSource

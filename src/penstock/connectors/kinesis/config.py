@@ -6,10 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from penstock.connectors.kinesis.client import StreamAddress, to_millis
-from penstock.connectors.kinesis.lease_import import ImportedStart
+from penstock.connectors.kinesis.lease_export import EXPORT_EVERY
+from penstock.connectors.kinesis.lease_import import FAILOVER, ImportedStart
+from penstock.connectors.kinesis.lease_table import TableAddress
+from penstock.connectors.kinesis.positions import ShardPosition
 from penstock.connectors.secrets import EnvironmentSecret, FileSecret, Option, check_option
 from penstock.errors import GraphError, did_you_mean
 from penstock.interfaces.source import DECODED_RECORD, ReadLimit
@@ -18,7 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from penstock.connectors.kinesis.lease_commits import LeaseOptions
     from penstock.connectors.kinesis.shards import KinesisPosition
     from penstock.formats.json_arrow import JsonDecoder
 
@@ -28,6 +31,40 @@ StreamStart: TypeAlias = "Literal['earliest', 'latest'] | int | ImportedStart"
 
 SHARD_COLUMN: Final = "shard"
 """The column of the shard's id, which separates rows by shard."""
+
+
+class LeaseMode(str, Enum):
+    """What a source does with a lease table."""
+
+    NONE = "none"
+    """Nothing: positions are in checkpoints only."""
+    EXPORT = "export"
+    """It writes the positions of completed checkpoints. That never delays or fails the job."""
+    OWN = "own"
+    """It also holds the leases, so that a KCL application of that name stays away. A lost lease fails the job."""
+    IMPORT = "import"
+    """It begins where a KCL application stands, if there is no checkpoint, and then does not use the table any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOptions:
+    """How a source uses a lease table.
+
+    Attributes:
+        mode: what it does.
+        address: of the table; needed in all modes but ``NONE``.
+        interval: microseconds between exports.
+        failover: the KCL application's failover time, in microseconds.
+        force: import from an application that runs.
+        otherwise: where to begin in shards of which the table does not say it.
+    """
+
+    mode: LeaseMode = LeaseMode.NONE
+    address: TableAddress | None = None
+    interval: int = EXPORT_EVERY
+    failover: int = FAILOVER
+    force: bool = False
+    otherwise: ShardPosition | None = None
 
 
 @dataclass(frozen=True, slots=True)

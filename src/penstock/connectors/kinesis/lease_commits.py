@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
 
 from penstock.clock import parse_duration, sleep
 from penstock.connectors.kinesis.config import (
+    LeaseMode,
+    LeaseOptions,
     check_client_options,
     check_endpoint_url,
     check_region,
     parse_moment,
 )
-from penstock.connectors.kinesis.lease_export import EXPORT_EVERY, LeaseExporter
+from penstock.connectors.kinesis.lease_export import LeaseExporter
 from penstock.connectors.kinesis.lease_holder import LeaseHolder
-from penstock.connectors.kinesis.lease_import import FAILOVER, import_start, match_listing
+from penstock.connectors.kinesis.lease_import import import_start, match_listing
 from penstock.connectors.kinesis.lease_rows import LeasedShard, is_stream
 from penstock.connectors.kinesis.lease_table import (
     DynamoClient,
@@ -38,40 +39,6 @@ if TYPE_CHECKING:
 
 LeaseModeName: TypeAlias = Literal["none", "export", "own", "import"]
 _TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
-
-
-class LeaseMode(str, Enum):
-    """What a source does with a lease table."""
-
-    NONE = "none"
-    """Nothing: positions are in checkpoints only."""
-    EXPORT = "export"
-    """It writes the positions of completed checkpoints. That never delays or fails the job."""
-    OWN = "own"
-    """It also holds the leases, so that a KCL application of that name stays away. A lost lease fails the job."""
-    IMPORT = "import"
-    """It begins where a KCL application stands, if there is no checkpoint, and then does not use the table any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseOptions:
-    """How a source uses a lease table.
-
-    Attributes:
-        mode: what it does.
-        address: of the table; needed in all modes but ``NONE``.
-        interval: microseconds between exports.
-        failover: the KCL application's failover time, in microseconds.
-        force: import from an application that runs.
-        otherwise: where to begin in shards of which the table does not say it.
-    """
-
-    mode: LeaseMode = LeaseMode.NONE
-    address: TableAddress | None = None
-    interval: int = EXPORT_EVERY
-    failover: int = FAILOVER
-    force: bool = False
-    otherwise: ShardPosition | None = None
 
 
 def leases(  # noqa: PLR0913 - the arguments of a lease table

@@ -18,7 +18,6 @@ from penstock.connectors.kinesis.frames import KinesisFrames, ShardRecords
 from penstock.connectors.kinesis.lag import report_lag
 from penstock.connectors.kinesis.lease_commits import LeaseCommits
 from penstock.connectors.kinesis.lease_import import ImportedStart, match_listing
-from penstock.connectors.kinesis.planning import end_of_replay, fit_bytes, is_beyond, share
 from penstock.connectors.kinesis.positions import After, AtHorizon, AtTime, order
 from penstock.connectors.kinesis.shards import (
     KinesisPosition,
@@ -30,8 +29,12 @@ from penstock.connectors.kinesis.shards import (
     discover,
     drop,
     encode,
+    end_of_replay,
     finish,
+    fit_bytes,
+    is_beyond,
     readable,
+    share,
     start,
     uncovered,
 )
@@ -361,7 +364,7 @@ class KinesisReader:
         if not self._until_caught_up or self._config.replay_end is None:
             return fetcher.buffered
         end = end_of_replay(self._config.replay_end, shard, self._parents())
-        return fetcher.count_until(lambda record: is_beyond(record, end))
+        return fetcher.count_until(lambda record: is_beyond(record.seq, record.sub, end))
 
     # ---- batches -----------------------------------------------------------------------------------------------------
 

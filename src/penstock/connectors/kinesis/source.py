@@ -12,13 +12,15 @@ from penstock.clock import parse_duration
 from penstock.connectors.kinesis.config import (
     DecodedData,
     KinesisConfig,
+    LeaseMode,
+    LeaseOptions,
     OnLostRecords,
     check_lost,
     check_most,
     parse_address,
     parse_stream_start,
 )
-from penstock.connectors.kinesis.lease_commits import LeaseMode, LeaseOptions, leases_of
+from penstock.connectors.kinesis.lease_commits import leases_of
 from penstock.connectors.kinesis.lease_import import ImportedStart
 from penstock.connectors.kinesis.shards import KIND, decode
 from penstock.errors import GraphError
