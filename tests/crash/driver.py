@@ -172,6 +172,7 @@ def surroundings(home: Path) -> dict[str, str]:
         "SPARK_LOCAL_DIRS": str(temporary),
         "SPARK_SUBMIT_OPTS": f"-Djava.io.tmpdir={temporary} {LIGHT}",
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "PENSTOCK_CLASS_ARCHIVE": "off",  # it would be written into the user's cache folder
     }
 
 
