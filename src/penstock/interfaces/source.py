@@ -8,7 +8,7 @@ frame, which gives the same rows however often it is run.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -207,6 +207,18 @@ class ReadLimit:
     rows: int | None = None
     bytes: int | None = None
     paused: frozenset[str] = frozenset()
+
+    def lowered(self, *, rows: int | None, bytes: int | None) -> ReadLimit:
+        """The same with the lower ones of these limits and its own.
+
+        >>> ReadLimit(rows=5).lowered(rows=3, bytes=None)
+        ReadLimit(rows=3, bytes=None, paused=frozenset())
+        """
+        return replace(self, rows=_least(self.rows, rows), bytes=_least(self.bytes, bytes))
+
+
+def _least(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

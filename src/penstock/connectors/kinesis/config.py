@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -101,11 +101,7 @@ class KinesisConfig:
 
     def limit_batch(self, limits: ReadLimit) -> ReadLimit:
         """The job's limits of a batch, lowered to those of this source."""
-        return replace(
-            limits,
-            rows=_least(limits.rows, self.max_rows_per_batch),
-            bytes=_least(limits.bytes, self.max_bytes_per_batch),
-        )
+        return limits.lowered(rows=self.max_rows_per_batch, bytes=self.max_bytes_per_batch)
 
     def schema(self, spark: SparkSession) -> StructType:
         """The columns of a record."""
@@ -117,10 +113,6 @@ class KinesisConfig:
         columns.add(SHARD_COLUMN, t.StringType()).add("sequence_number", t.StringType())
         columns.add("sub_sequence_number", t.IntegerType()).add("timestamp", t.TimestampType())
         return columns if self.json is None else columns.add(DECODED_RECORD, self.json.record)
-
-
-def _least(*limits: int | None) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 # ---- checks of arguments ---------------------------------------------------------------------------------------------
