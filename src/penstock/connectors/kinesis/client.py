@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from enum import Enum
@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from penstock.connectors.kinesis.positions import After, AtTime, ShardPosition
 from penstock.connectors.kinesis.shards import ListedShard, Listing
 from penstock.connectors.secrets import Option, resolve
-from penstock.errors import ConnectorError, SettingsError, SinkUnavailable, SourceUnavailable
+from penstock.errors import ConnectorError, PenstockError, SettingsError, SinkUnavailable, SourceUnavailable
 
 KinesisClient: TypeAlias = Any
 """boto3's client for Kinesis, or what a test puts in its place. It may be called by several threads at once."""
@@ -60,35 +60,63 @@ def new_client(address: StreamAddress) -> KinesisClient:
         SettingsError: boto3 is missing.
         ConnectorError: a secret is not there, boto3 refuses an option, or finds no region.
     """
+    return boto_client(
+        "kinesis",
+        address.region,
+        address.endpoint_url,
+        address.options,
+        needed_by="Kinesis",
+        refusal=lambda error: ConnectorError(
+            f"A client for stream {address.stream} cannot be made ({error}). Check region=, endpoint_url= and "
+            "options=, or set AWS_DEFAULT_REGION."
+        ),
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=ANSWER_SECONDS,
+        max_pool_connections=_MAX_CONNECTIONS,
+    )
+
+
+def boto_client(
+    service: str,
+    region: str | None,
+    endpoint_url: str | None,
+    options: Mapping[str, Option],
+    *,
+    needed_by: str,
+    refusal: Callable[[Exception], PenstockError],
+    **config: Any,
+) -> Any:
+    """A client of boto3 that tries each request once: each caller has retries of its own, at its own pace.
+
+    Args:
+        service: as boto3 names it.
+        region: ``None``: what boto3 finds.
+        endpoint_url: of another service than AWS.
+        options: further arguments of the client, with references to secrets.
+        needed_by: what does not work without boto3.
+        refusal: makes the error if boto3 refuses an option, or finds no region.
+        config: further arguments of botocore's ``Config``.
+
+    Raises:
+        SettingsError: boto3 is missing.
+    """
     try:
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError:
-        msg = "Kinesis needs boto3, which is not installed. Run pip install 'penstock[kinesis]'."
+        msg = f"{needed_by} needs boto3, which is not installed. Run pip install 'penstock[kinesis]'."
         raise SettingsError(msg) from None
-    config = Config(
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=ANSWER_SECONDS,
-        max_pool_connections=_MAX_CONNECTIONS,
-        # Each shard has its own pace, which botocore's retries would not keep.
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        user_agent_extra="penstock",
-    )
     try:
         return boto3.session.Session().client(  # a session is not for several threads, its clients are
-            "kinesis",
-            region_name=address.region,
-            endpoint_url=address.endpoint_url,
-            config=config,
-            **resolve(address.options),
+            service,
+            region_name=region,
+            endpoint_url=endpoint_url,
+            config=Config(retries={"total_max_attempts": 1, "mode": "standard"}, user_agent_extra="penstock", **config),
+            **resolve(options),
         )
     except (BotoCoreError, ValueError, TypeError) as error:
-        msg = (
-            f"A client for stream {address.stream} cannot be made ({error}). Check region=, endpoint_url= and "
-            "options=, or set AWS_DEFAULT_REGION."
-        )
-        raise ConnectorError(msg) from error
+        raise refusal(error) from error
 
 
 # ---- what errors mean ------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from penstock.connectors.kinesis import lease_rows as rows
+from penstock.connectors.kinesis.client import boto_client
 from penstock.connectors.kinesis.lease_rows import Lease, LeasedShard, new_row, parse_row
 from penstock.connectors.kinesis.positions import (
     AT_TIMESTAMP,
@@ -24,7 +25,7 @@ from penstock.connectors.kinesis.positions import (
     lease_order,
     to_lease,
 )
-from penstock.connectors.secrets import Option, resolve
+from penstock.connectors.secrets import Option
 from penstock.errors import (
     InternalError,
     LeaseLost,
@@ -32,7 +33,6 @@ from penstock.errors import (
     LeaseTableUnavailable,
     LeaseThrottled,
     PenstockError,
-    SettingsError,
 )
 
 DynamoClient: TypeAlias = Any
@@ -73,33 +73,19 @@ def new_dynamo_client(address: TableAddress) -> DynamoClient:
         SettingsError: boto3 is missing.
         LeaseTableInvalid: boto3 refuses an option, or finds no region.
     """
-    try:
-        import boto3
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError
-    except ImportError:
-        msg = "A lease table needs boto3, which is not installed. Run pip install 'penstock[kinesis]'."
-        raise SettingsError(msg) from None
-    config = Config(
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=ANSWER_SECONDS,
-        retries={"total_max_attempts": 1, "mode": "standard"},  # retry_random does that
-        user_agent_extra="penstock",
-    )
-    try:
-        return boto3.session.Session().client(  # a session is not for several threads, its clients are
-            "dynamodb",
-            region_name=address.region,
-            endpoint_url=address.endpoint_url,
-            config=config,
-            **resolve(address.options),
-        )
-    except (BotoCoreError, ValueError, TypeError) as error:
-        msg = (
+    return boto_client(
+        "dynamodb",
+        address.region,
+        address.endpoint_url,
+        address.options,
+        needed_by="A lease table",
+        refusal=lambda error: LeaseTableInvalid(
             f"No client can be made for lease table {address.table} ({error}). Check the region, the address and the "
             "options, or set AWS_DEFAULT_REGION."
-        )
-        raise LeaseTableInvalid(msg) from error
+        ),
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=ANSWER_SECONDS,
+    )
 
 
 _THROTTLED: Final = frozenset(
