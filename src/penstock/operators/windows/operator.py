@@ -294,12 +294,12 @@ class WindowOperator:
         """As ``_merged``; many rows by several jobs of one task, each with a slot, so that other work goes between."""
         layers_format, parts = self._frames.layers_format, []
         rows, horizon = sum(layer.rows for layer in layers), self._stack.horizon
-        count = layers_format.partitions * min(
-            MAX_MERGE_PARTS, hash_parts(rows // layers_format.partitions, most=MERGED_AT_ONCE)
-        )
         if rows <= MERGED_AT_ONCE or not layers_format.slice_columns:
             with slot():
                 return self._merged(layers, compaction)
+        count = layers_format.partitions * min(
+            MAX_MERGE_PARTS, hash_parts(rows // layers_format.partitions, most=MERGED_AT_ONCE)
+        )
         try:
             for number in range(count):
                 with slot():
