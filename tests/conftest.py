@@ -120,3 +120,9 @@ def nothing_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.control import client
 
     monkeypatch.setattr(client, "_released", set())
+
+
+@pytest.fixture
+def nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner of a job that nobody runs is not waited for. What hears it within two seconds is tested elsewhere."""
+    monkeypatch.setattr("penstock.control.client.OWNER_TIMEOUT", 0.0)

@@ -160,6 +160,7 @@ def test_a_folder_without_jobs_says_so(tmp_path):
     assert "no job has any state in" in said.err
 
 
+@pytest.mark.usefixtures("nobody_answers")
 def test_a_job_that_cannot_be_read_hides_no_other(state):
     other = state / "broken" / "log"
     other.mkdir(parents=True)

@@ -10,6 +10,8 @@ from core.log_kit import JOB, checkpoint, kinds, log, published, staged, write
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Claim, Pin, Rewind, Stopped, Unpin
 
+pytestmark = pytest.mark.usefixtures("nobody_answers")
+
 
 @pytest.fixture
 def state(tmp_path):

@@ -116,6 +116,7 @@ def test_a_missing_file_is_found(state, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["export.pinned", "export.file.copied", "local.create.linked", "export.written"])
+@pytest.mark.usefixtures("nobody_answers")
 def test_a_crash_leaves_a_whole_export_or_none_and_a_name_that_says_who_had_it(state, tmp_path, place):
     with armed(place, "raise"), pytest.raises(FailpointCrash):
         export(state, "2", tmp_path / "out")

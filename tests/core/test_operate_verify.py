@@ -19,6 +19,8 @@ from penstock.connectors.receivers.blocks import encode_block
 from penstock.control.client import JobDirectory
 from penstock.handles import BlockId, Committable, RequestKey, TaskSnapshot
 
+pytestmark = pytest.mark.usefixtures("nobody_answers")
+
 LAYER_B = "state/totals/0/b/part-0.parquet"
 LAYER_C = "state/totals/0/c/part-0.parquet"
 STAGED = "staged/out/0/2/part-0"

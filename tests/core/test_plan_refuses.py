@@ -42,6 +42,8 @@ from penstock.errors import (
 from penstock.handles import Json, Position, TaskSnapshot
 from penstock.interfaces.source import KnowsEnd
 
+pytestmark = pytest.mark.usefixtures("nobody_answers")
+
 FILES = """\
 import penstock as ps
 

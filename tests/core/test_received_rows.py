@@ -195,6 +195,7 @@ def skip(tmp_path, block, *options):
 
 
 @pytest.mark.parametrize("harm", ["damaged", "missing"])
+@pytest.mark.usefixtures("nobody_answers")
 def test_an_operator_goes_on_without_a_block_that_cannot_be_read_and_the_log_says_so(damaged, tmp_path, harm):
     job, block, file = damaged
     position = job.reader.position()

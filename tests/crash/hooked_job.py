@@ -1,12 +1,14 @@
 """A job over everything that is given rows: a webhook, summed in windows; a receiver of its own; text from a socket.
 
-What of the socket is in the log is noted in ``OBSERVED``, after the receipt of its block. Mistakes on purpose, the
+What of the socket is in the log is noted in ``OBSERVED``, after the receipt of its block. Eight small blocks are merged
+into one file, and the disk has no room while there is a file ``full`` beside the job. Mistakes on purpose, the
 negative controls: ``HOOK_EARLY=1`` answers before a block is durable, ``CLEANED_EARLY=1`` deletes what only the newest
 checkpoint has read.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from crash.torture_pipeline import sink
 from penstock.checkpoint import received
 from penstock.checkpoint.received import ReceivedBlocks
 from penstock.connectors.receivers.blocks import BlockWriter, decode_block
+from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import BlockId, RequestKey
 
 _write, _check = ReceivedBlocks.write, ReceivedBlocks.check
@@ -37,6 +40,20 @@ def check(self: ReceivedBlocks) -> None:
 
 
 ReceivedBlocks.write, ReceivedBlocks.check = write, check
+
+ReceivedBlocks.__init__.__kwdefaults__["merge_at"] = 8
+
+_write_temporary = LocalFileSystem._write_temporary
+
+
+def write_temporary(self: LocalFileSystem, folder: Path, data: bytes) -> Path:
+    if Path("full").exists():
+        _write_temporary(self, folder, data[: len(data) // 2]).unlink()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return _write_temporary(self, folder, data)
+
+
+LocalFileSystem._write_temporary = write_temporary
 
 if os.environ.get("HOOK_EARLY"):
 

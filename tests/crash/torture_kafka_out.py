@@ -76,7 +76,7 @@ class TopicsCampaign(campaigns.Campaign):
         mark = campaigns.entries(self.home)
         driver.release()
         self._running(driver, mark + 4)
-        self._require(driver.stop(), 0, driver, "stopped after it had lost an executor")
+        self._require(driver.stop(campaigns.STOPPED), 0, driver, "stopped after it had lost an executor")
         return True
 
     def _penstock(self, *arguments: str) -> str:

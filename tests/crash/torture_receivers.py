@@ -1,10 +1,10 @@
 """Kills a job that is given rows at every place it has, and compares what it published with what was acknowledged.
 
-make torture-receivers                  34 kills
+make torture-receivers                  42 kills
 make torture-receivers ARGS="--kills 8"
 
 The job has a webhook, whose clients send each request with its key until it is acknowledged; a receiver of its own and
-a socket, which send nothing twice. Some drivers are not killed but paused, past a take-over, and then go on.
+a socket, which send nothing twice. Some drivers are paused, past a take-over, and then go on; some find the disk full.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +34,8 @@ from penstock.control.client import JobDirectory  # noqa: E402
 
 PAUSED = "paused"
 """Shape of a strike: SIGSTOP, another driver takes over, SIGCONT."""
+FULL = "full disk"
+"""Shape of a strike: the disk has no room for some seconds, in which nothing may be acknowledged; then SIGKILL."""
 FENCED = 69
 
 PLACES = (
@@ -40,10 +43,13 @@ PLACES = (
     Strike("received.block.durable", 12, "python"),
     Strike("received.sealed", 1),
     Strike("local.create.temp_written", 19, "python"),
+    Strike("received.merge.before", 2),
     Strike("received.keys.written", 2),
     Strike("local.create.linked", 22),
     Strike("received.block.durable", 9, PAUSED),
     Strike("received.seal.before", 2, "python"),
+    Strike("received.merge.written", 3, "python"),
+    Strike("received.block.durable", 20, FULL),
     Strike("received.clean.before", 5),
     Strike("checkpoint.manifest.before", 3, "jvm"),
     Strike("checkpoint.manifest.written", 2, "python"),
@@ -51,7 +57,9 @@ PLACES = (
     Strike("source.polled", 15),
     Strike("sink.staged", 3, "python"),
     Strike("received.clean.before", 9, PAUSED),
+    Strike("received.merge.delete", 7),
     Strike("sink.commit.before", 2),
+    Strike("checkpoint.manifest.before", 4, FULL),
     Strike("sink.files.moved", 1, "python"),
     Strike("log.claim.written", 1, "python"),
     Strike("recovery.restored", 1),
@@ -72,7 +80,8 @@ class Torture:
         self.home = home
         self.observed = home / "observed.txt"
         self.clients, self.client, self.lines = HookClients(), Client(), LineServer()
-        self.kills = self.paused = 0
+        self.kills = self.paused = self.full = 0
+        self.problems: list[str] = []
         self._environment = environment
         self._number = 0
 
@@ -101,6 +110,8 @@ class Torture:
             assert driver.reaches(START), driver.tail()
             if each.shape == PAUSED:
                 self._take_over(driver)
+            elif each.shape == FULL:
+                self._fill_disk(driver)
             else:
                 driver.kill(each.shape)
             self.kills += 1
@@ -121,6 +132,31 @@ class Torture:
         until(START, "it goes on to", lambda: len(self.clients.noted) > before + 50, successor.tail)
         successor.kill("group")
         self.paused += 1
+
+    def _fill_disk(self, driver: Driver) -> None:
+        """Leave no room on the disk for some seconds; kill the driver once it acknowledges again, or has given up."""
+        full = self.home / "full"
+        full.touch()
+        driver.release()
+        threading.Event().wait(1)  # a block that was durable before may be acknowledged
+        before = self._acknowledged
+        threading.Event().wait(3)
+        if self._acknowledged > before:
+            self.problems.append(f"{self._acknowledged - before} rows were acknowledged while the disk was full")
+        full.unlink()
+        until(
+            START,
+            "the driver acknowledges again",
+            lambda: driver.is_over or self._acknowledged > before + 50,
+            driver.tail,
+        )
+        if not driver.is_over:
+            driver.kill("group")
+        self.full += 1
+
+    @property
+    def _acknowledged(self) -> int:
+        return len(self.clients.noted) + len(self.client.acknowledged)
 
     def finish(self) -> None:
         """Let all clients come to their ends, and the job read all that it has."""
@@ -153,7 +189,7 @@ def torture(home: Path, kills: int) -> tuple[dict[str, result.Figure], list[str]
     seen, lines_lost, lines_repeated = judge_lines(home, job.observed)
     lost = len(mine.lost) + windows.lost + len(lines_lost)
     repeated = len(mine.repeated) + windows.repeated + len(lines_repeated)
-    problems = [*windows.problems]
+    problems = [*job.problems, *windows.problems]
     problems += [f"lost: {mine.lost[:9]} {windows.lost} in windows, {lines_lost[:9]} of lines"] if lost else []
     problems += (
         [f"repeated: {mine.repeated[:9]} {windows.repeated} in windows, {lines_repeated[:9]}"] if repeated else []
@@ -165,6 +201,7 @@ def torture(home: Path, kills: int) -> tuple[dict[str, result.Figure], list[str]
         "lost": lost,
         "repeated": repeated,
         "paused": job.paused,
+        "full_disks": job.full,
         "windows": windows.windows,
         "requests_replayed": job.clients.replayed,
     }
@@ -203,7 +240,7 @@ def misses_early_cleaned(home: Path) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=34)
+    parser.add_argument("--kills", type=int, default=42)
     arguments = parser.parse_args()
     home, began = Path(tempfile.mkdtemp(prefix="penstock-torture-")), clock()
     try:
