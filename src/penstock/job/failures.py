@@ -92,10 +92,10 @@ def _lost_block_error(error: BaseException) -> PenstockError | None:
 
 
 def _connector_error(error: BaseException) -> PenstockError | None:
-    from penstock.connectors.files import ranges, read_failures
+    from penstock.connectors.files import ranges
     from penstock.connectors.kafka import client
 
-    return client.explain(error) or read_failures.explain(error) or ranges.explain(error)
+    return client.explain(error) or ranges.explain(error)
 
 
 def _function_error(error: BaseException, text: str) -> PenstockError | None:

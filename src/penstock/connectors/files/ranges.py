@@ -7,16 +7,18 @@ few shapes, whatever the batch, and no literal in it changes, so Spark compiles 
 
 from __future__ import annotations
 
+import csv
 import itertools
 import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from penstock.connectors.files.arguments import SPARKS_ENCODINGS
-from penstock.connectors.files.lines import MARK, FileSplit, LineReader
+from penstock.connectors.files.lines import DAMAGES, MARK, FileSplit, LineReader, damage, open_file
 from penstock.connectors.files.listing import COMPRESSED, FileSignature, FileSlice, file_changed, file_unreadable
-from penstock.errors import ConnectorError, DecodeError, GraphError, SourceChanged
+from penstock.errors import ConnectorError, DecodeError, GraphError, SourceChanged, sentence
 from penstock.formats import text
 from penstock.interfaces.source import DECODED_RECORD
 from penstock.spark.file_ranges import frame_of_ranges
@@ -227,6 +229,78 @@ def _records_by_spark(
     return text.decoded_csv(whole.selectExpr("*", "_metadata.file_path AS _file"), schema, _PATH)
 
 
+# ---- CSV whose first line names the columns --------------------------------------------------------------------------
+
+
+def frame_by_names(
+    spark: SparkSession, root: str, slices: Sequence[FileSlice], content: FileFormat, schema: StructType
+) -> DataFrame:
+    """A lazy frame of the rows of CSV files, as ``frame_of``, with the columns found by the files' headers.
+
+    A column that a file does not have is ``NULL``, one that is not declared is left out.
+
+    Raises:
+        DecodeError: a header names no declared column, or one twice.
+        SourceUnavailable: a file may not be read.
+    """
+    frames = []
+    for header, group in itertools.groupby(slices, lambda part: _header(os.path.join(root, part.name), content)):
+        parts = list(group)
+        order = _in_order(os.path.join(root, parts[0].name), header, schema)
+        frame = frame_of(spark, root, parts, content, order)
+        known = {name.lower() for name in order.fieldNames()}
+        columns = [
+            _quoted(each.name)
+            if each.name.lower() in known
+            else f"CAST(NULL AS {each.dataType.simpleString()}) AS {_quoted(each.name)}"
+            for each in schema.fields
+        ]
+        frames.append(frame.selectExpr(*columns, *(["_file"] if content.with_file else [])))
+    first, *others = frames
+    for other in others:
+        first = first.unionAll(other)
+    return first
+
+
+def _header(path: str, content: FileFormat) -> tuple[str, ...]:
+    named = {name.lower(): value for name, value in content.options.items()}
+    separator = named.get("sep", named.get("delimiter", ","))
+    try:
+        with open_file(path, content.encoding) as file:
+            line = file.readline().decode("utf-8-sig", errors="replace").rstrip("\r\n")
+    except DAMAGES as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise file_unreadable(path, error.strerror) from error
+        reason, remedy = damage(path, error)
+        msg = f"{path}: {sentence(reason)} {sentence(remedy)}"
+        raise DecodeError(msg) from error
+    reader = csv.reader([line], delimiter=separator, quotechar=named.get("quote", '"') or None)
+    return tuple(name.strip() for name in next(reader, []))
+
+
+def _in_order(path: str, header: Sequence[str], schema: StructType) -> StructType:
+    """The declared columns in the order of the header, and a column of text for each other name."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    declared = {each.name.lower(): each for each in schema.fields}
+    found = [name.lower() for name in header]
+    twice = sorted({name for name in found if name in declared and found.count(name) > 1})
+    if twice or not declared.keys() & set(found):
+        what = f"names column {twice[0]!r} twice" if twice else "names no column of the schema"
+        msg = (
+            f"{path}: The first line {what}. It reads {', '.join(header)!r}. Columns: {', '.join(schema.fieldNames())}"
+            ". Correct the file or schema=, or set the option header to True if the columns are always in one order."
+        )
+        raise DecodeError(msg)
+    return StructType(
+        [declared.get(name) or StructField(f"_other_{number}", StringType()) for number, name in enumerate(found)]
+    )
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
 # ---- Parquet ---------------------------------------------------------------------------------------------------------
 
 _UNCHECKED: Final = {
@@ -360,9 +434,9 @@ def _nested(name: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
 
 def explain(exception: BaseException) -> ConnectorError | None:
     """The error of a Spark job that failed because of the files it read; ``None`` for other failures."""
-    decode_error = text.explain(exception)
-    if decode_error is not None:
-        return decode_error
+    known = _unread_file(exception) or text.explain(exception)
+    if known is not None:
+        return known
     for details in text.parse_marked(exception, MARK):
         if "unreadable" in details:
             return file_unreadable(str(details.get("path")), str(details["unreadable"]))
@@ -370,6 +444,39 @@ def explain(exception: BaseException) -> ConnectorError | None:
         after = FileSignature(*now) if now else None
         return file_changed(str(details.get("name")), FileSignature(*details["before"]), after, "was planned")
     return _spark_error(exception)
+
+
+_FAILED_READ: Final = re.compile(r"\[FAILED_READ_FILE\.(?:NO_HINT|FILE_NOT_EXIST)\] .*? file:/*(/\S*?)\.?(?=\s|$)")
+_CAUSE: Final = re.compile(r"^\s*Caused by: (.*)$", re.MULTILINE)
+_DENIED: Final = re.compile(r"\(Permission denied\)|AccessControlException")
+_DAMAGED: Final = re.compile(
+    r"EOFException|end of stream|ZipException|DataFormatException|ParquetDecodingException|gzip|bzip2|zstd|snappy|lz4|"
+    r"\bCRC\b|corrupt|incorrect (?:header|data) check|invalid (?:block|stored|distance|code|literal|bit)",
+    re.IGNORECASE,
+)
+"""What decompressors and decoders of Java say of content that will never be right."""
+
+
+def _unread_file(exception: BaseException) -> ConnectorError | None:
+    """The error of a file which is there and which Spark could not read; ``None`` for other failures."""
+    text = str(exception)
+    found = _FAILED_READ.search(text)
+    if found is None:
+        return None
+    path, causes = unquote(found[1]), _CAUSE.findall(text)
+    cause = causes[-1] if causes else text.splitlines()[0]
+    if _DENIED.search(text):
+        return file_unreadable(path, "Permission denied")
+    if found[0].startswith("[FAILED_READ_FILE.FILE_NOT_EXIST]"):
+        return None
+    if any(_DAMAGED.search(each) for each in causes):
+        msg = (
+            f"File {path!r} is damaged or was not written to its end ({cause}). To go on, move it away, or replace "
+            "it by a whole one, and start the job again. Files must arrive whole: write them under a name that begins "
+            "with '_' or '.' or ends with '.tmp', then rename."
+        )
+        return DecodeError(msg)
+    return file_unreadable(path, cause)
 
 
 _UNLIKE_SCHEMA: Final = re.compile(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 from penstock.clock import MonotonicTime
 from penstock.connectors.files.directory import bytes_per_row, inode, require_readable, require_unchanged, signature
-from penstock.connectors.files.header import frame_by_names
 from penstock.connectors.files.listing import (
     FileLimits,
     FileSlice,
@@ -22,7 +21,7 @@ from penstock.connectors.files.listing import (
     unread_files,
 )
 from penstock.connectors.files.partitions import with_partitions
-from penstock.connectors.files.ranges import FileFormat, frame_of
+from penstock.connectors.files.ranges import FileFormat, frame_by_names, frame_of
 from penstock.connectors.files.remover import MOST_AT_ONCE, FileRemover
 from penstock.connectors.files.watched import WALL, WatchedDirectory
 from penstock.facts import SourceLag

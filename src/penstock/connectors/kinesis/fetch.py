@@ -1,4 +1,4 @@
-"""Fetching the records of shards ahead of the batches: one fetcher a shard, and the threads that run them.
+"""Fetching the records of shards ahead of the batches: one fetcher a shard, a watcher that lists shards, threads.
 
 A fetcher makes one request a step, keeps the pace that Kinesis allows, and follows its iterator through gaps: how far
 a gap was crossed is nowhere but in the iterator. What decides about the stream is in ``reader``, on its thread.
@@ -16,18 +16,22 @@ from penstock.clock import MAX_WAIT, Clock, MonotonicTime
 from penstock.connectors.kinesis.aggregation import unpack
 from penstock.connectors.kinesis.client import (
     FailureKind,
+    describe,
     failure_kind,
     from_millis,
     is_of_boto,
     iterator_arguments,
+    list_shards,
     source_error,
     to_millis,
 )
 from penstock.connectors.kinesis.positions import After, AtTime, ShardPosition
+from penstock.connectors.kinesis.shards import uncovered
 from penstock.errors import ConnectorError, SourceChanged
 
 if TYPE_CHECKING:
-    from penstock.connectors.kinesis.client import KinesisClient, StreamAddress
+    from penstock.connectors.kinesis.client import KinesisClient, StreamAddress, StreamSummary
+    from penstock.connectors.kinesis.shards import Listing
 
 log: Final = logging.getLogger("penstock")
 
@@ -394,6 +398,99 @@ class ShardFetcher:
                 "shard %s of stream %s: no record for %d s, though it is %g s behind; trying another iterator",
                 *(self.shard, self._address.stream, WARN_AFTER // 1_000_000, behind / 1_000),
             )
+
+
+# ---- the shards of the stream ----------------------------------------------------------------------------------------
+
+
+class StreamWatcher:
+    """Lists the shards of a stream. Runs in a ``FetchPool``; the reader takes over what it has found.
+
+    Args:
+        client: of boto3.
+        address: the stream.
+        every: microseconds between two listings; a random tenth is added, so that jobs spread out.
+        random: gives numbers from 0 to 1.
+
+    Attributes:
+        summary: the stream at the last listing.
+        listing: its shards then.
+        number: of that listing, counted from 1.
+        failure: why no more are made.
+    """
+
+    def __init__(
+        self, client: KinesisClient, address: StreamAddress, *, every: int, random: Callable[[], float]
+    ) -> None:
+        self._client = client
+        self._address = address
+        self._every = every
+        self._random = random
+        self._backoff = Backoff(random)
+        self._due = _DUE
+        self._begun = 0
+        self._is_wanted = False
+        self.summary: StreamSummary | None = None
+        self.listing: Listing = {}
+        self.number = 0
+        self.failure: ConnectorError | None = None
+
+    @property
+    def due(self) -> MonotonicTime | None:
+        """When the next listing is due."""
+        return None if self.failure is not None else self._due
+
+    def want(self, now: MonotonicTime) -> int:
+        """Ask for a listing that begins from now on; returns the number that it or a later one will have."""
+        if self._backoff.since is None:
+            self._due = min(self._due, now)
+        self._is_wanted = True
+        return self._begun + 1
+
+    def step(self, now: MonotonicTime) -> None:
+        """List the shards."""
+        self._begun += 1
+        self._is_wanted = False
+        self._due = MonotonicTime(now + self._every + int(self._every * self._random() / 10))
+        try:
+            summary, listing = describe(self._client, self._address), list_shards(self._client, self._address)
+        except Exception as error:
+            if not is_of_boto(error):
+                raise
+            self._failed(error, now)
+            return
+        if self._is_incomplete(listing, now):
+            return
+        self._backoff.succeeded()
+        self.summary, self.listing, self.number = summary, listing, self._begun
+        if self._is_wanted:
+            self._due = now
+
+    def _is_incomplete(self, listing: Listing, now: MonotonicTime) -> bool:
+        """Whether open shards are missing: then nothing is concluded from what is not listed (for five minutes)."""
+        gap = uncovered(listing)
+        if gap is None:
+            return False
+        self._due = self._backoff.failed(now)
+        if self._backoff.is_long(now):
+            log.warning(
+                "stream %s: no open shard has the hash keys from %d to %d; a listing seems to be incomplete",
+                *(self._address.stream, *gap),
+            )
+        since = self._backoff.since
+        return since is None or now < since + FAIL_AFTER
+
+    def _failed(self, error: Exception, now: MonotonicTime) -> None:
+        kind = failure_kind(error)
+        if kind in (FailureKind.REFUSED, FailureKind.INVALID):
+            self.failure = source_error(error, self._address)
+            return
+        self._due = self._backoff.failed(now)
+        if self._backoff.is_long(now):
+            log.warning("stream %s: %s", self._address.stream, source_error(error, self._address))
+        since = self._backoff.since
+        if kind is not FailureKind.THROTTLED and since is not None and now >= since + FAIL_AFTER:
+            self.failure = source_error(error, self._address)
 
 
 # ---- threads ---------------------------------------------------------------------------------------------------------

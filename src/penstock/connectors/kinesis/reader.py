@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from penstock.clock import Clock, MonotonicTime, SystemClock, format_time
 from penstock.connectors.kinesis.client import describe, is_of_boto, list_shards, new_client, source_error
-from penstock.connectors.kinesis.fetch import MAX_THREADS, FetchedRecord, FetchPool, ShardFetcher
+from penstock.connectors.kinesis.fetch import MAX_THREADS, FetchedRecord, FetchPool, ShardFetcher, StreamWatcher
 from penstock.connectors.kinesis.frames import KinesisFrames, ShardRecords
 from penstock.connectors.kinesis.lag import report_lag
 from penstock.connectors.kinesis.lease_commits import LeaseCommits
@@ -38,7 +38,6 @@ from penstock.connectors.kinesis.shards import (
     start,
     uncovered,
 )
-from penstock.connectors.kinesis.watching import StreamWatcher
 from penstock.elements import ObservedMetrics, SourcePartitions
 from penstock.errors import InternalError, SourceChanged, SourceUnavailable
 from penstock.facts import OffsetsLost, PartitionsFound
