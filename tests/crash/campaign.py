@@ -35,6 +35,7 @@ COMMIT = (
 RECOVERY = (
     "sink.commit.before",
     "recovery.committed",
+    "recovery.delete.before",
     "local.move.renamed",
     "log.claim.written",
     "sink.published",
@@ -261,13 +262,13 @@ def run(campaign: Campaign, kills: int) -> None:
     campaign.look(checkpoints=6)
     campaign.look(checkpoints=2)
     in_recovery = 0
-    recovery = [place for place in RECOVERY if place in campaign.hits]  # a place of other sinks is waited for in vain
     for number, (place, shape, hit) in enumerate(plan(planned(kills), campaign.hits, campaign.chance)):
         if place == "anywhere":
             campaign.strike_anywhere(shape)
         else:
             campaign.strike(place, shape, hit=hit)
         if number % 3 == 2:
+            recovery = [place for place in RECOVERY if place in campaign.hits]  # others are waited for in vain
             campaign.strike(recovery[in_recovery % len(recovery)], SHAPES[in_recovery % 3])
             in_recovery += 1
         _progress(campaign)
