@@ -11,7 +11,7 @@ from pyspark.sql.types import LongType, StructType
 import penstock as ps
 from core.receivers_kit import PATIENCE, SCHEMA, Given, Job, ask, ask_until_it_fails, numbered, read, rows
 from penstock.clock import MonotonicTime
-from penstock.connectors.receivers import Source
+from penstock.connectors.receivers import Source, blocks
 from penstock.connectors.receivers.blocks import decode_block, encode_block
 from penstock.errors import (
     CheckpointUnreadable,
@@ -26,7 +26,7 @@ from penstock.facts import SourceLag
 from penstock.filesystem import local
 from penstock.filesystem.local import LocalFileSystem
 from penstock.graph.validate import validate
-from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, SourceContext, Until
+from penstock.interfaces.source import BatchTicks, CaughtUp, Ended, NoData, PlannedBatch, SourceContext, Until
 from penstock.testing.filesystem import MemoryFileSystem
 
 
@@ -126,6 +126,23 @@ def test_callers_that_wait_at_the_same_moment_share_a_block(job):
 
     assert len(job.blocks) == 1
     assert sorted(read(job.reader)) == numbered(*range(8), *range(100, 200))
+
+
+def test_a_reader_that_waits_for_rows_gets_them_before_the_interval_ends(job, monkeypatch):
+    monkeypatch.setattr(blocks, "_GATHERING", 0.00001)
+    job.open(block_interval_ms=3_600_000)
+    store = job.store()  # it asks for rows, and there are none
+    store.store_reliably(numbered(1))
+
+    assert read(job.reader) == numbered(1)
+
+
+def test_with_a_batch_clock_rows_collect_for_the_whole_interval(job):
+    job.open(block_interval_ms=100, ticks=BatchTicks(interval=1))
+    job.store()
+    job.ask(wall=5)
+
+    assert not job.reader._writer._is_awaited
 
 
 def test_a_store_that_does_not_wait_is_written_at_the_latest_when_the_source_stops(job):

@@ -15,6 +15,7 @@ import penstock as ps
 from core.checkpoint_values import CLAIM, log_on
 from core.http_kit import free_port
 from page_kit import blocks
+from penstock.api.pipeline import PipelineDefinition
 from penstock.checkpoint.received import ReceivedBlocks
 from penstock.connectors.receivers.blocks import encode_block
 from penstock.control.client import host_identity
@@ -38,8 +39,11 @@ class Numbers(ps.receivers.Receiver):
         self.count = count
         self.acknowledged: list[int] = []  # shared by the copies that run
         self.over = threading.Event()
+        self.begun = threading.Event()
+        self.begun.set()
 
     def on_start(self, store: ps.receivers.Store) -> None:
+        assert self.begun.wait(PATIENCE)
         first = len(self.acknowledged)
         for number in range(first, self.count):
             if number == 5 and first == 0:
@@ -176,3 +180,47 @@ def test_what_is_received_cannot_be_shown(spark: SparkSession) -> None:
 
     with pytest.raises(GraphError, match="state directory of a job"):
         ps.show(stream)
+
+
+def test_a_shadow_run_receives_nothing_and_reads_the_blocks_that_a_savepoint_keeps(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    out, watch, numbers = ps.memory.Sink(), Watch(), Numbers(4)
+    numbers.begun.clear()
+    opened: list[object] = []
+
+    def times(factor: int) -> PipelineDefinition:
+        @ps.pipeline("numbers")
+        def pipeline(p: ps.Pipeline) -> None:
+            source = ps.receivers.Source(numbers, schema="n INT", block_interval_ms=1)
+            p.read("in", source).select("n", f"n * {factor} AS times").write("out", out)
+
+        return pipeline
+
+    job = ps.Job(times(2), state=tmp_path / "state", spark=spark, listener=watch, checkpoint_every="50ms")
+    job.start()
+    job.savepoint("before")
+    numbers.begun.set()
+    while len(out.rows) < numbers.count:
+        watch.wait_for(Published, len(watch.of(Published)) + 1)
+    job.stop()
+    numbers.on_start = opened.append  # type: ignore[assignment, method-assign]
+
+    result = ps.shadow(
+        times(3),
+        against=times(2),
+        restore_from="before",
+        state=tmp_path / "state",
+        out=tmp_path / "shadow",
+        key={"out": ["n"]},
+        spark=spark,
+    )
+
+    assert {side: dict(report.rows_read) for side, report in result.reports.items()} == {
+        "old": {"in": 4},
+        "new": {"in": 4},
+    }
+    [written] = result.sinks
+    assert written.comparison is not None
+    assert (written.comparison.equal, written.comparison.changed) == (1, 3)
+    assert opened == []

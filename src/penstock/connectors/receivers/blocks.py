@@ -89,7 +89,7 @@ class BlockLimits:
     """When a block is written, and how much may wait to be read.
 
     Attributes:
-        interval_ms: a block is written so long after its first row.
+        interval_ms: a block is written so long after its first row, or after a tenth of it if the reader waits.
         bytes: or when so many bytes of rows are there.
         backlog_rows: ``store`` waits while so many rows are not read yet.
         backlog_bytes: or so many bytes.
@@ -99,6 +99,10 @@ class BlockLimits:
     bytes: int = 8 * 1024 * 1024
     backlog_rows: int = 10_000_000
     backlog_bytes: int = 256 * 1024 * 1024
+
+
+_GATHERING: Final = 0.1
+"""Part of the interval for which rows collect although the reader waits: those of many callers share one sync."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,7 @@ class BlockWriter:
         self._stored: deque[StoredBlock] = deque()
         self._stored_rows = self._stored_bytes = 0
         self._holds = False
+        self._is_awaited = False
         self._closed = False
         self._done = False
         self.failure: PenstockError | None = None
@@ -266,13 +271,17 @@ class BlockWriter:
 
     def _wait_for_rows(self) -> bool:
         """Wait until a block is due; ``False`` at the end."""
-        limits = self._limits
+        interval = self._limits.interval_ms / 1_000
+        gathering = interval * _GATHERING
         with self._changed:
             self._changed.wait_for(lambda: self._tables or self._closed)
-            self._changed.wait_for(
-                lambda: self._closed or self._waiting_bytes >= limits.bytes, timeout=limits.interval_ms / 1_000
-            )
+            self._changed.wait_for(self._is_due, timeout=gathering)
+            self._changed.wait_for(lambda: self._is_due() or self._is_awaited, timeout=interval - gathering)
+            self._is_awaited = False
             return bool(self._tables) and self.failure is None
+
+    def _is_due(self) -> bool:
+        return self._closed or self._waiting_bytes >= self._limits.bytes
 
     def _write(self) -> None:
         import pyarrow as pa
@@ -312,6 +321,12 @@ class BlockWriter:
             self._stored_bytes += stored.bytes
 
     # ---- the reader --------------------------------------------------------------------------------------------------
+
+    def hurry(self) -> None:
+        """Write the next block as soon as it has rows: the reader waits for them."""
+        with self._changed:
+            self._is_awaited = True
+            self._changed.notify_all()
 
     def take(self) -> StoredBlock | None:
         """The next durable block, for the one reader."""

@@ -284,7 +284,7 @@ class Source:
         max_connections: most connections at a time.
         request_timeout: a request has to be there so long after its first byte.
         block_interval_ms: how long rows collect before they are written to the log, and so about how long an answer
-            takes.
+            takes at most. It is a tenth of that if the job waits for rows.
         max_backlog_rows: requests are refused while so many rows are not read yet, with 429.
         max_backlog_bytes: or so many bytes.
 
@@ -408,6 +408,10 @@ class Source:
     def guarantee(self) -> Guarantee:
         """A position is replayed from the log."""
         return Guarantee.EXACTLY_ONCE
+
+    def replayed(self, end: Position | None) -> Source:  # noqa: ARG002 - all blocks of a copy are read
+        """The same source: a run until caught up receives nothing, and reads the blocks of its state to their end."""
+        return self
 
     @property
     def position_kind(self) -> str:

@@ -99,6 +99,7 @@ class ReceiverReader:
             floor=adopted.floor,
             receives=context.until is Until.STOPPED,
         )
+        self._is_eager = context.ticks is None  # otherwise rows wait for their tick, and blocks may be large
         self._columns = arrow_schema(schema)
         self._spark, self._schema = context.spark, schema
         self._sender: ArrowSender | None = None
@@ -141,6 +142,8 @@ class ReceiverReader:
                 takes_all=self._table is None and not self._adopted and self._writer.backlog[0] == 0,
                 is_behind=self._clock.is_catching_up and self._clock.is_behind(self._next_tick()),
             )
+        if self._is_eager:
+            self._writer.hurry()
         if not is_over or self._table is not None:  # or its tick has not come
             return NoData(wake_at=MonotonicTime(now + _POLL_INTERVAL))
         return Ended() if self._receives and not self._is_stopped else CaughtUp()
@@ -365,7 +368,8 @@ class Source:
     Args:
         receiver: a ``ps.receivers.Receiver``; each attempt of the job runs a shallow copy of it.
         schema: the columns, as DDL or a ``StructType``. All columns can be ``NULL``.
-        block_interval_ms: how long rows collect before their block is written.
+        block_interval_ms: how long rows collect before their block is written at most; a tenth of it if the job
+            waits for rows.
         block_bytes: or how many bytes of rows.
         max_backlog_rows: storing waits while so many rows are not read yet.
         max_backlog_bytes: or so many bytes.
@@ -420,6 +424,10 @@ class Source:
     def guarantee(self) -> Guarantee:
         """A position is replayed from the log; without a log nothing is."""
         return Guarantee.EXACTLY_ONCE if self.durable else Guarantee.AT_MOST_ONCE
+
+    def replayed(self, end: Position | None) -> Source:  # noqa: ARG002 - all blocks of a copy are read
+        """The same source: a run until caught up receives nothing, and reads the blocks of its state to their end."""
+        return self
 
     @property
     def position_kind(self) -> str:

@@ -220,7 +220,8 @@ class Source:
         connect_timeout_ms: how long to wait for a connection.
         read_timeout_ms: connect again if nothing comes for so long; ``None`` waits for ever.
         with_bad: add the column ``_bad``, and rows of bad records.
-        block_interval_ms: how long rows collect before they are written to the log.
+        block_interval_ms: how long rows collect before they are written to the log at most; a tenth of it if the job
+            waits for rows.
         max_backlog_bytes: while so many bytes of rows are not read yet, nothing more is taken from the connection.
         durable: keep records in the log; otherwise in memory, where a restart loses them.
 
@@ -285,6 +286,10 @@ class Source:
     def guarantee(self) -> Guarantee:
         """A position is replayed from the log; without a log nothing is."""
         return Guarantee.EXACTLY_ONCE if self.durable else Guarantee.AT_MOST_ONCE
+
+    def replayed(self, end: Position | None) -> Source:  # noqa: ARG002 - all blocks of a copy are read
+        """The same source: a run until caught up receives nothing, and reads the blocks of its state to their end."""
+        return self
 
     @property
     def position_kind(self) -> str:
