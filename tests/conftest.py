@@ -124,5 +124,5 @@ def nothing_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner of a job that nobody runs is not waited for. What hears it within two seconds is tested elsewhere."""
+    """Do not wait for the owner of a job that nobody runs. Owners that answer have tests without this fixture."""
     monkeypatch.setattr("penstock.control.client.OWNER_TIMEOUT", 0.0)

@@ -326,7 +326,8 @@ class BlockWriter:
         """Write the next block as soon as it has rows: the reader waits for them."""
         with self._changed:
             self._is_awaited = True
-            self._changed.notify_all()
+            if self._tables:  # an idle source wakes nobody
+                self._changed.notify_all()
 
     def take(self) -> StoredBlock | None:
         """The next durable block, for the one reader."""

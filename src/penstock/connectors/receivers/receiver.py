@@ -142,9 +142,9 @@ class ReceiverReader:
                 takes_all=self._table is None and not self._adopted and self._writer.backlog[0] == 0,
                 is_behind=self._clock.is_catching_up and self._clock.is_behind(self._next_tick()),
             )
-        if self._is_eager:
-            self._writer.hurry()
         if not is_over or self._table is not None:  # or its tick has not come
+            if self._is_eager:
+                self._writer.hurry()
             return NoData(wake_at=MonotonicTime(now + _POLL_INTERVAL))
         return Ended() if self._receives and not self._is_stopped else CaughtUp()
 
