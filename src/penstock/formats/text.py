@@ -170,7 +170,7 @@ def decode_json(
 
 def _json_envelope(column: str, schema: StructType, options: Mapping[str, object] | None) -> str:
     """Decode inside an added object, so that text after the record, or a bare ``null``, is an error too."""
-    wrapped = f"concat('{{\"v\":', CAST({_quoted(column)} AS STRING), '}}')"
+    wrapped = f"concat('{{\"v\":', CAST({quoted(column)} AS STRING), '}}')"
     columns = string_literal(f"v {_sql_type(schema)}, {_CORRUPT} STRING")
     return f"from_json({wrapped}, {columns}, {_options(options, _JSON)})"
 
@@ -179,8 +179,8 @@ def decode_csv(
     frame: DataFrame, column: str, schema: StructType, options: Mapping[str, object] | None = None
 ) -> DataFrame:
     """Like ``decode_json``, for lines of CSV. Too few or too many fields are bad; quoted line breaks are too."""
-    outer = ", ".join([*(f"{_quoted(f.name)} {_sql_type(f.dataType)}" for f in schema.fields), f"{_CORRUPT} STRING"])
-    record = f"from_csv(CAST({_quoted(column)} AS STRING), {string_literal(outer)}, {_options(options, _CSV)})"
+    outer = ", ".join([*(f"{quoted(f.name)} {_sql_type(f.dataType)}" for f in schema.fields), f"{_CORRUPT} STRING"])
+    record = f"from_csv(CAST({quoted(column)} AS STRING), {string_literal(outer)}, {_options(options, _CSV)})"
     return _staged(frame, column, record, DECODED, "CSV", schema)
 
 
@@ -200,7 +200,7 @@ def decoded_csv(frame: DataFrame, schema: StructType, file: str) -> DataFrame:
 
     ``file`` is SQL for the column ``_file``.
     """
-    fields = ", ".join(f"{string_literal(f.name)}, {_quoted(f.name)}" for f in schema.fields)
+    fields = ", ".join(f"{string_literal(f.name)}, {quoted(f.name)}" for f in schema.fields)
     problem = f"concat({string_literal(_csv_problem(schema))}, ': ', {_shown(_CORRUPT)})"
     return frame.selectExpr(
         f"{_CORRUPT} AS value",
@@ -218,20 +218,20 @@ def _staged(
     frame: DataFrame, column: str, record: str, inner: str, what: str, schema: StructType, *, done: str | None = None
 ) -> DataFrame:
     """Decode in one projection and derive the columns in the next one, so that decoding runs once."""
-    kept = [_quoted(name) for name in frame.columns if name != done]
+    kept = [quoted(name) for name in frame.columns if name != done]
     why = _reason(column, inner, f"{DECODED}.{_CORRUPT}", what, schema)
     if done is None:
         staged = frame.selectExpr(*kept, f"{record} AS {DECODED}")
     else:
-        undecoded = f"{_quoted(done)} IS NULL AND {_quoted(column)} IS NOT NULL"
-        staged = frame.selectExpr(*kept, _quoted(done), f"CASE WHEN {undecoded} THEN {record} END AS {DECODED}")
-        inner = f"coalesce({_quoted(done)}, {inner})"
-        why = f"CASE WHEN {_quoted(done)} IS NULL THEN {why} END"
+        undecoded = f"{quoted(done)} IS NULL AND {quoted(column)} IS NOT NULL"
+        staged = frame.selectExpr(*kept, quoted(done), f"CASE WHEN {undecoded} THEN {record} END AS {DECODED}")
+        inner = f"coalesce({quoted(done)}, {inner})"
+        why = f"CASE WHEN {quoted(done)} IS NULL THEN {why} END"
     return staged.selectExpr(*kept, f"{inner} AS {DECODED}", f"{why} AS {REASON}")
 
 
 def _reason(column: str, record: str, corrupt: str, what: str, schema: StructType) -> str:
-    value = _quoted(column)
+    value = quoted(column)
     text = f"CAST({value} AS STRING)"
     problem = _json_problem(text, record, schema) if what == "JSON" else string_literal(_csv_problem(schema))
     bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({problem}, ': ', {_shown(text)})"
@@ -280,7 +280,7 @@ def drop_malformed(decoded: DataFrame, column: str) -> DataFrame:
 
 def malformed(decoded: DataFrame) -> DataFrame:
     """The bad rows: all columns of the frame, unchanged, and ``ERROR`` with the reason."""
-    kept = [_quoted(name) for name in decoded.columns if name not in (DECODED, REASON)]
+    kept = [quoted(name) for name in decoded.columns if name not in (DECODED, REASON)]
     # A filter would be pushed below the decoding.
     why = f"CASE WHEN {REASON} IS NULL THEN array() ELSE array({REASON}) END"
     return decoded.selectExpr(*kept, f"explode({why}) AS {ERROR}")
@@ -314,7 +314,7 @@ def _opened(decoded: DataFrame, records: str, column: str, *, drop_others: bool 
     Uses a generator: the optimiser would push a filter or a projection below the decoding and decode twice, or drop
     the check of a row whose columns are not used.
     """
-    kept = [] if drop_others else [_quoted(n) for n in decoded.columns if n not in (DECODED, REASON, column)]
+    kept = [] if drop_others else [quoted(n) for n in decoded.columns if n not in (DECODED, REASON, column)]
     rows = decoded.selectExpr(*kept, f"inline({records})")
     return rows.drop(_CORRUPT) if _CORRUPT in rows.columns else rows
 
@@ -379,7 +379,8 @@ def parse_marked(exception: BaseException, mark: str) -> Iterator[dict[str, Any]
         link = link.__cause__ or link.__context__
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """The name as SQL takes any name: in backticks."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -388,7 +389,7 @@ def _sql_type(kind: DataType) -> str:
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, StructType):
-        return f"STRUCT<{', '.join(f'{_quoted(f.name)}: {_sql_type(f.dataType)}' for f in kind.fields)}>"
+        return f"STRUCT<{', '.join(f'{quoted(f.name)}: {_sql_type(f.dataType)}' for f in kind.fields)}>"
     if isinstance(kind, ArrayType):
         return f"ARRAY<{_sql_type(kind.elementType)}>"
     if isinstance(kind, MapType):

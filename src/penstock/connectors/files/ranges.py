@@ -250,9 +250,9 @@ def frame_by_names(
         frame = frame_of(spark, root, parts, content, order)
         known = {name.lower() for name in order.fieldNames()}
         columns = [
-            _quoted(each.name)
+            text.quoted(each.name)
             if each.name.lower() in known
-            else f"CAST(NULL AS {each.dataType.simpleString()}) AS {_quoted(each.name)}"
+            else f"CAST(NULL AS {each.dataType.simpleString()}) AS {text.quoted(each.name)}"
             for each in schema.fields
         ]
         frames.append(frame.selectExpr(*columns, *(["_file"] if content.with_file else [])))
@@ -295,10 +295,6 @@ def _in_order(path: str, header: Sequence[str], schema: StructType) -> StructTyp
     return StructType(
         [declared.get(name) or StructField(f"_other_{number}", StringType()) for number, name in enumerate(found)]
     )
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 # ---- Parquet ---------------------------------------------------------------------------------------------------------
