@@ -58,6 +58,7 @@ READ = "An error occurred while calling o1.x.\n: org.apache.spark.SparkException
 NO_HINT = "Encountered error while reading file file:///in/{}. SQLSTATE: KD001"
 CUT_SHORT = READ.format("NO_HINT", NO_HINT.format("a.json.gz")) + "Caused by: java.io.EOFException: Unexpected end\n"
 BROKEN_DISK = READ.format("NO_HINT", NO_HINT.format("a.json")) + "Caused by: java.io.IOException: Input/output error\n"
+UNLIKE = READ.format("NO_HINT", NO_HINT.format("a.parquet")) + "Caused by: java.lang.ClassCastException: {}\n"
 UNREADABLE = READ.format("FILE_NOT_EXIST", "Encountered error while reading file file:///in/a%20b.json. File does not")
 UNREADABLE += "Caused by: java.io.FileNotFoundException: /in/a b.json (Permission denied)\n"
 VANISHED = READ.format("FILE_NOT_EXIST", "Encountered error while reading file file:///in/a.json. File does not exist.")
@@ -80,6 +81,12 @@ VANISHED = READ.format("FILE_NOT_EXIST", "Encountered error while reading file f
         (SparkError(UNREADABLE), SourceUnavailable, True, "'/in/a b.json' cannot be read (Permission denied)"),
         (SparkError(BROKEN_DISK), SourceUnavailable, True, "'/in/a.json' cannot be read (java.io.IOException: Input/"),
         (SparkError(CUT_SHORT), DecodeError, False, "'/in/a.json.gz' is damaged or was not written to its end"),
+        (
+            SparkError(UNLIKE.format("optional int64 id is not a group")),
+            DecodeError,
+            False,
+            "int64 id is not a group. The",
+        ),
         (SparkError(VANISHED), SourceChanged, False, "vanished"),
         (KeyError("x"), InternalError, False, "Please report"),
     ],

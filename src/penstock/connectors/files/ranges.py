@@ -430,7 +430,7 @@ def _nested(name: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
 
 def explain(exception: BaseException) -> ConnectorError | None:
     """The error of a Spark job that failed because of the files it read; ``None`` for other failures."""
-    known = _unread_file(exception) or text.explain(exception)
+    known = text.explain(exception)
     if known is not None:
         return known
     for details in text.parse_marked(exception, MARK):
@@ -442,7 +442,8 @@ def explain(exception: BaseException) -> ConnectorError | None:
     return _spark_error(exception)
 
 
-_FAILED_READ: Final = re.compile(r"\[FAILED_READ_FILE\.(?:NO_HINT|FILE_NOT_EXIST)\] .*? file:/*(/\S*?)\.?(?=\s|$)")
+_FAILED_READ: Final = re.compile(r"\[FAILED_READ_FILE\.([A-Z_]+)\] (.*)")
+_FILE: Final = re.compile(r" file:/*(/\S*?)\.?(?=\s|$)")
 _CAUSE: Final = re.compile(r"^\s*Caused by: (.*)$", re.MULTILINE)
 _DENIED: Final = re.compile(r"\(Permission denied\)|AccessControlException")
 _DAMAGED: Final = re.compile(
@@ -451,30 +452,6 @@ _DAMAGED: Final = re.compile(
     re.IGNORECASE,
 )
 """What decompressors and decoders of Java say of content that will never be right."""
-
-
-def _unread_file(exception: BaseException) -> ConnectorError | None:
-    """The error of a file which is there and which Spark could not read; ``None`` for other failures."""
-    text = str(exception)
-    found = _FAILED_READ.search(text)
-    if found is None:
-        return None
-    path, causes = unquote(found[1]), _CAUSE.findall(text)
-    cause = causes[-1] if causes else text.splitlines()[0]
-    if _DENIED.search(text):
-        return file_unreadable(path, "Permission denied")
-    if found[0].startswith("[FAILED_READ_FILE.FILE_NOT_EXIST]"):
-        return None
-    if any(_DAMAGED.search(each) for each in causes):
-        msg = (
-            f"File {path!r} is damaged or was not written to its end ({cause}). To go on, move it away, or replace "
-            "it by a whole one, and start the job again. Files must arrive whole: write them under a name that begins "
-            "with '_' or '.' or ends with '.tmp', then rename."
-        )
-        return DecodeError(msg)
-    return file_unreadable(path, cause)
-
-
 _UNLIKE_SCHEMA: Final = re.compile(
     r"Caused by: [\w.]+: ([^\0]{0,1000}?(?:is not a group|is not primitive|to be \w+ type|in case-insensitive mode))"
 )
@@ -483,10 +460,13 @@ _UNLIKE_SCHEMA: Final = re.compile(
 
 def _spark_error(exception: BaseException) -> ConnectorError | None:
     described = str(exception)
-    found = re.search(r"\[FAILED_READ_FILE\.([A-Z_]+)\] (.*)", described)
+    found = _FAILED_READ.search(described)
     if found is None:
         return None
     condition, message = found[1], first_line(found[2])
+    file = _FILE.search(found[2])
+    if file and _DENIED.search(described):
+        return file_unreadable(unquote(file[1]), "Permission denied")
     if condition == "FILE_NOT_EXIST":
         msg = (
             f"A file vanished while it was read: {message}. Put it back, or rewind to a checkpoint before it was read."
@@ -495,10 +475,23 @@ def _spark_error(exception: BaseException) -> ConnectorError | None:
     if condition in ("PARQUET_COLUMN_DATA_TYPE_MISMATCH", "CANNOT_READ_FILE_FOOTER"):
         msg = f"{message}. The file is damaged or does not fit the schema. Move it away, or correct the schema."
         return DecodeError(msg)
-    unlike = _UNLIKE_SCHEMA.search(described)
+    return _without_hint(described, message, unquote(file[1])) if condition == "NO_HINT" and file else None
+
+
+def _without_hint(described: str, message: str, path: str) -> ConnectorError:
+    """The error of a failure to which Spark gives no name: only what caused it tells what is wrong with the file."""
+    unlike, causes = _UNLIKE_SCHEMA.search(described), _CAUSE.findall(described)
     if unlike is not None:
         reason = " ".join(unlike[1].split())
         return DecodeError(
             f"{message}: {reason}. The file does not fit the schema. Move it away, or correct the schema."
         )
-    return None
+    cause = causes[-1] if causes else message
+    if any(_DAMAGED.search(each) for each in causes):
+        msg = (
+            f"File {path!r} is damaged or was not written to its end ({cause}). To go on, move it away, or replace "
+            "it by a whole one, and start the job again. Files must arrive whole: write them under a name that begins "
+            "with '_' or '.' or ends with '.tmp', then rename."
+        )
+        return DecodeError(msg)
+    return file_unreadable(path, cause)
