@@ -340,6 +340,15 @@ def test_a_young_file_is_not_there_yet(feed):
     assert feed.read() == ["young.json"]
 
 
+def test_a_run_that_is_caught_up_says_that_no_file_waits_however_soon_it_is(feed):
+    feed.put("a.json", "b.json")
+    feed.options |= {"max_files_per_batch": 1, "bounded": True}
+    feed.start()
+    for now in range(3):
+        feed.reader.poll(now=MonotonicTime(now), wall=WallTime(0), limits=ReadLimit())
+    assert [lag.files for lag in feed.reported] == [1, 0]
+
+
 def test_the_lag_of_files_are_those_that_are_not_read_and_the_age_of_the_oldest(feed):
     feed.put("a.json", "b.json", "c.json")
     feed.options["max_files_per_batch"] = 1

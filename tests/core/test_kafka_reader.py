@@ -257,6 +257,7 @@ def test_a_bounded_source_ends_at_its_stop_also_after_a_restart(read_in):
     bench.cluster.log(2).append(b"a new partition")
     assert isinstance(restarted(bench).until_quiet(), Ended)
     assert (bench.offsets(0), bench.offsets(1), bench.offsets(2)) == ([0, 1, 2, 3], [0], [])
+    assert bench.of(SourceLag)[-1].rows == 0
 
 
 def test_a_stop_behind_which_only_control_records_lie_is_reached():

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import LongType, StructType
 
 import penstock as ps
-from core.receivers_kit import PATIENCE, SCHEMA, Given, Job, ask, ask_until_it_fails, numbered, read, rows
+from core.receivers_kit import PATIENCE, SCHEMA, Given, Job, ask, ask_until_it_fails, attempts, numbered, read, rows
 from penstock.clock import MonotonicTime
 from penstock.connectors.receivers import Source, blocks
 from penstock.connectors.receivers.blocks import decode_block, encode_block
@@ -401,6 +401,19 @@ def test_the_backlog_is_reported_once_a_second(job):
 
     reported = [fact.rows for fact in job.facts if isinstance(fact, SourceLag)]
     assert reported == [0, 2, 0]
+
+
+def test_at_the_end_nothing_waits_however_soon_it_comes(job):
+    job.open()
+    job.store().store_reliably(numbered(1, 2))
+    ask(job.reader, now=2_000_000, rows=1)
+    job.receiver.over.set()
+    ask(job.reader, now=2_000_001)
+    for _ in attempts():
+        if isinstance(ask(job.reader, now=2_000_002), Ended):
+            break
+
+    assert [fact.rows for fact in job.facts if isinstance(fact, SourceLag)] == [0, 1, 0]
 
 
 def test_a_source_without_rows_asks_to_be_polled_soon(job):

@@ -120,7 +120,7 @@ class FilesReader:
         if self._remover is not None:
             self._position = self._remover.remove(self._position, most=MOST_AT_ONCE)
         answer = self._poll(now, limits)
-        if self._lag_at is None or now >= self._lag_at:
+        if self._lag_at is None or now >= self._lag_at or isinstance(answer, (CaughtUp, Ended)):
             self._report(self._lag())
             self._lag_at = MonotonicTime(now + _LAG_EVERY)
         return answer

@@ -411,7 +411,7 @@ class TopicMonitor:
         _warn(self._outage.on_answer(now, asked=refresh.sent))
         self._update(topics, refresh.position, now)
         bounds = ends(self.position, topics)
-        self._report_lag(now, bounds)
+        self.report_lag(now, bounds)
         return self._handle_stalls(now, bounds, paused) if in_driver else False
 
     def _tolerate(self, error: ConnectorError, now: MonotonicTime) -> None:
@@ -475,9 +475,10 @@ class TopicMonitor:
                 return
             self._names = frozenset(names | set(self.position.ids))
 
-    def _report_lag(self, now: MonotonicTime, bounds: Offsets) -> None:
+    def report_lag(self, now: MonotonicTime, bounds: Offsets, *, is_last: bool = False) -> None:
+        """Report the lag up to ``bounds``, once a second; at once where nothing is read after it."""
         self._lag.observe(now, self.position.next, bounds)
-        if self._lag_reported is None or now >= self._lag_reported + _SECOND:
+        if is_last or self._lag_reported is None or now >= self._lag_reported + _SECOND:
             self._lag_reported = now
             name = self._config.partition_name
             self._report(self._lag.lag(self._uid, now, self.position.next, bounds, partition_name=name))

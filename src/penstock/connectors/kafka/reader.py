@@ -265,6 +265,7 @@ class KafkaReader:
         self._commits.poll(monitor.position, now)
         bounds = self._bounds()
         if self._has_end and self._is_finished():
+            monitor.report_lag(now, bounds, is_last=True)
             return Ended() if config.stop is not None else CaughtUp()
         if self._not_before is not None and now < self._not_before:
             return NoData(wake_at=self._not_before)

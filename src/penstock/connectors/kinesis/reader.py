@@ -217,6 +217,7 @@ class KinesisReader:
             self._report(report_lag(self._uid, self._fetchers))
             self._note_read()
         if self._until_caught_up and self._is_caught_up():
+            self._report(report_lag(self._uid, self._fetchers))
             return CaughtUp()
         return self._plan(now, self._config.limit_batch(limits))
 

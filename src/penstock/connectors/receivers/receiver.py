@@ -146,6 +146,7 @@ class ReceiverReader:
             if self._is_eager:
                 self._writer.hurry()
             return NoData(wake_at=MonotonicTime(now + _POLL_INTERVAL))
+        self._report_lag(now, is_last=True)
         return Ended() if self._receives and not self._is_stopped else CaughtUp()
 
     def take_no_more(self) -> None:
@@ -233,8 +234,8 @@ class ReceiverReader:
             )
             raise StateIncompatible(msg, uid=self._uid) from error
 
-    def _report_lag(self, now: MonotonicTime) -> None:
-        if now >= self._lag_at:
+    def _report_lag(self, now: MonotonicTime, *, is_last: bool = False) -> None:
+        if is_last or now >= self._lag_at:
             self._lag_at = MonotonicTime(now + _LAG_INTERVAL)
             rows, _ = self._writer.backlog
             left = self._table.num_rows if self._table is not None else 0
