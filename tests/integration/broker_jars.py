@@ -1,9 +1,9 @@
 """Fetches the jars of a Kafka broker once and keeps them in the user's cache folder. Starts no broker.
 
 ``broker_jars.txt`` names each jar and its hash; ``connector_jars.txt`` does so for Spark's Kafka connector, which
-benches compare with, and ``dynamo_jars.txt`` for Amazon's DynamoDB for tests. Maven brings them where it is installed,
-otherwise Ivy, which comes with PySpark; each takes them from wherever it is set up to take jars from. Without a
-network, a filled cache folder will do: ``$XDG_CACHE_HOME/penstock/kafka-…``, or the same below ``~/.cache``.
+benches compare with. Maven brings them where it is installed, otherwise Ivy, which comes with PySpark; each takes them
+from wherever it is set up to take jars from. Without a network, a filled cache folder will do:
+``$XDG_CACHE_HOME/penstock/kafka-…``, or the same below ``~/.cache``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The lease table over Amazon's DynamoDB for tests: the contract of any table, races, and an outage."""
+"""The lease table over moto's DynamoDB: the contract of any table, races, and an outage."""
 
 from __future__ import annotations
 
-import shutil
 import threading
 from itertools import count
 
@@ -10,8 +9,7 @@ import pytest
 
 from core.checkpointer_kit import TickClock
 from core.lease_table_contract import LeaseTableContract, Rows, shard
-from integration.broker_jars import JarsUnavailable, java
-from integration.dynamo_local import dynamo_local
+from integration.dynamo_server import dynamo_server
 from penstock.connectors.kinesis.config import LeaseMode, LeaseOptions
 from penstock.connectors.kinesis.lease_commits import LeaseCommits
 from penstock.connectors.kinesis.lease_table import LeaseClaim, LeaseTable, TableAddress
@@ -22,13 +20,8 @@ NUMBERS = count()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    if shutil.which(java()) is None:
-        pytest.skip("DynamoDB for tests needs Java")
-    try:
-        with dynamo_local(tmp_path_factory.mktemp("dynamo")) as started:
-            yield started
-    except JarsUnavailable as error:
-        pytest.skip(str(error))
+    with dynamo_server(tmp_path_factory.mktemp("dynamo")) as started:
+        yield started
 
 
 @pytest.fixture
