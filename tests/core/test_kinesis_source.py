@@ -79,6 +79,24 @@ def test_boto3_gets_the_secrets_and_no_retries_of_its_own(monkeypatch):
     assert client.meta.config.retries["total_max_attempts"] == 1
 
 
+def test_times_of_answers_stay_numbers_and_those_in_text_become_datetimes():
+    from botocore.awsrequest import AWSResponse
+
+    from penstock.connectors.kinesis.client import _parse_time, boto_client
+
+    def answer(**_):
+        given = AWSResponse("http://localhost:9", 200, {}, None)
+        given._content = b'{"Records": [{"ApproximateArrivalTimestamp": 1767225600.25, "Data": "YQ=="}]}'
+        return given
+
+    keys = {"aws_access_key_id": "me", "aws_secret_access_key": "hush"}
+    client = boto_client("kinesis", "eu-central-1", None, keys, needed_by="it", refusal=AssertionError)
+    client.meta.events.register("before-send", answer)
+    (record,) = client.get_records(ShardIterator="i")["Records"]
+    assert record == {"ApproximateArrivalTimestamp": 1767225600.25, "Data": b"a"}
+    assert _parse_time("2026-01-01T00:00:00Z") == datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
 def test_the_job_and_the_source_limit_a_batch():
     from penstock.interfaces.source import ReadLimit
 
