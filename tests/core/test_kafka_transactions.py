@@ -289,7 +289,40 @@ def test_a_marker_that_is_lost_while_something_is_open_stops_the_job_until_someb
     decided = replace(item, detail=replace(IDENTITY, on_lost_marker="discard").to_json())
     act.check_committable(decided)
     assert act.commit(decided) is CommitOutcome.ALREADY_DONE
-    assert (values(broker), broker.markers["shop-0"]) == ([], Marker(LOG, 2))
+    assert (values(broker), broker.markers["shop-0"]) == ([], Marker(LOG, 2, doubtful=True))
+
+
+@pytest.mark.parametrize(
+    ("decision", "published"), [("publish", [b"a", b"b", b"c"]), ("discard", []), (1, [b"b", b"c"]), (2, [b"c"])]
+)
+def test_a_decision_about_a_lost_marker_counts_for_all_that_waits(broker, filesystem, decision, published):
+    """Simulated seed 7000722: the marker that settled the first output let the second be published again."""
+    items = [
+        staged(filesystem, n, value, identity=replace(IDENTITY, on_lost_marker=decision))
+        for n, value in enumerate((b"a", b"b", b"c"), start=1)
+    ]
+    started(broker)
+    del broker.markers["shop-0"]
+    for item in items:
+        committer(filesystem, broker.publishers()).commit(item)  # a process each, as after a crash
+    assert values(broker) == published
+    started(broker, next=4)
+    assert broker.markers["shop-0"] == Marker(LOG, 4), "the run began with nothing open, which ends the doubt"
+
+
+def test_after_a_discard_a_start_without_the_decision_asks_about_the_output_that_is_left(broker, filesystem):
+    first, second = staged(filesystem, 1, b"a"), staged(filesystem, 2, b"b")
+    started(broker)
+    del broker.markers["shop-0"]
+    decided = replace(first, detail=replace(IDENTITY, on_lost_marker="discard").to_json())
+    committer(filesystem, broker.publishers()).commit(decided)
+    act = committer(filesystem, broker.publishers())
+    assert act.commit(first) is CommitOutcome.ALREADY_DONE
+    for refuses in (act.check_committable, act.commit):
+        with pytest.raises(SinkIdentityConflict, match=r"as in on_lost_marker=2: what is above it is published"):
+            refuses(second)
+    assert act.void(second) is CommitOutcome.DONE
+    assert (values(broker), broker.markers["shop-0"]) == ([], Marker(LOG, 3, doubtful=True))
 
 
 def test_the_sink_of_the_running_pipeline_decides_what_is_done_about_a_lost_marker(broker, filesystem):

@@ -9,7 +9,7 @@ from penstock.checkpoint.commits import CommitQueue
 from penstock.checkpoint.coordinator import Coordinator, StopProgress
 from penstock.connectors.files.committer import FilesCommitter
 from penstock.connectors.kafka import transactions
-from penstock.connectors.kafka.identity import Verdict
+from penstock.connectors.kafka.identity import Marker, Verdict
 from penstock.connectors.kafka.transactions import Producing, Publisher, Step
 from penstock.handles import CommitOutcome
 from penstock.runtime.source_task import SourceTask
@@ -105,6 +105,17 @@ def _(put):
         return Verdict.OPEN if found is Verdict.UNKNOWN else found
 
     put(transactions, "judge", judge)
+
+
+@bug(
+    "S5-doubt",
+    "a marker that an operator's decision made tells of later output too",
+    core="core/test_kafka_transactions.py",
+)
+def _(put):
+    put(Marker, "metadata", property(lambda self: "penstock/1 " + self.log_id))
+    real = transactions.judge
+    put(transactions, "judge", lambda marker, **what: real(marker and replace(marker, doubtful=False), **what))
 
 
 @bug("S5-late", "a marker is made only with the first output")

@@ -58,9 +58,9 @@ class SimulatedProducer:
         world = self._world
         world.sink_call("marker", self._uid)
         world.touches("read", self._uid)
-        log_id, version = world.outside.versions.get(self._id, ("", -1))
-        world.observe((log_id, version))
-        return Marker(log_id, version + 1) if log_id else None
+        metadata, version = world.outside.versions.get(self._id, ("", -1))
+        world.observe((metadata, version))
+        return Marker.parse(version + 1, metadata) if metadata else None
 
     def begin(self) -> None:
         self._rows, self._mark = [], None
@@ -96,7 +96,7 @@ class SimulatedProducer:
             world.observe("fenced")
             return False
         if mark is not None:
-            world.outside.versions[self._id] = (mark.log_id, mark.next - 1)
+            world.outside.versions[self._id] = (mark.metadata, mark.next - 1)
         if item is not None and is_void:
             world.ledger.voided(item)
         elif item is not None and rows:

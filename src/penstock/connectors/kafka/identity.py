@@ -14,7 +14,7 @@ from penstock.handles import output_names
 if TYPE_CHECKING:
     from penstock.handles import Committable, Json
 
-OnLostMarker: TypeAlias = Literal["fail", "publish", "discard"]
+OnLostMarker: TypeAlias = Literal["fail", "publish", "discard"] | int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,8 @@ class Identity:
         transactional_id: also the name of the marker's consumer group.
         topic: of records that name none; its partition 0 has the marker.
         log_id: of the job whose output it is.
-        on_lost_marker: what to do with open output of which no marker says whether it was published.
+        on_lost_marker: what to do with open output of which no marker says whether it was published. A number is that
+            of the last checkpoint whose output is in the topic.
         shards: how many such identities the sink has. If several, executors publish.
     """
 
@@ -36,6 +37,21 @@ class Identity:
     log_id: str
     on_lost_marker: OnLostMarker = "fail"
     shards: int = 1
+
+    def without_marker(self, checkpoint: int) -> Literal["fail", "publish", "discard"]:
+        """What to do with output of a checkpoint of which no marker tells.
+
+        >>> from penstock.connectors.kafka.client import Connection
+        >>> connection = Connection(servers="k:9092", options={})
+        >>> identity = Identity(
+        ...     connection=connection, transactional_id="a-0", topic="t", log_id="a", on_lost_marker=3
+        ... )
+        >>> identity.without_marker(3), identity.without_marker(4)
+        ('discard', 'publish')
+        """
+        if isinstance(self.on_lost_marker, int):
+            return "discard" if checkpoint <= self.on_lost_marker else "publish"
+        return self.on_lost_marker
 
     def to_json(self) -> dict[str, Json]:
         """The identity as the detail of a committable."""
@@ -64,6 +80,7 @@ class Identity:
 
 
 _WRITTEN_BY: Final = "penstock/1 "
+_DOUBTFUL: Final = " doubtful"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +90,34 @@ class Marker:
     Attributes:
         log_id: of the log whose output was published; empty for a marker that penstock has not written.
         next: the first checkpoint that is neither published nor void.
+        doubtful: an operator settled what is below ``next``, because the marker was lost. What was prepared above may
+            have been published before the loss, so the marker does not tell. The next run, which begins with nothing
+            open, ends the doubt.
     """
 
     log_id: str
     next: int
+    doubtful: bool = False
 
     @property
     def metadata(self) -> str:
         """The text that is committed with the number."""
-        return _WRITTEN_BY + self.log_id
+        return _WRITTEN_BY + self.log_id + (_DOUBTFUL if self.doubtful else "")
 
     @classmethod
     def parse(cls, offset: int, metadata: str | None) -> Marker | None:
         """The marker of a committed offset; ``None`` if there is none (a negative offset).
 
         >>> Marker.parse(8, "penstock/1 abc"), Marker.parse(-1001, ""), Marker.parse(3, "by hand").log_id
-        (Marker(log_id='abc', next=8), None, '')
+        (Marker(log_id='abc', next=8, doubtful=False), None, '')
         """
         if offset < 0:
             return None
         text = metadata or ""
-        return cls(text.removeprefix(_WRITTEN_BY) if text.startswith(_WRITTEN_BY) else "", offset)
+        if not text.startswith(_WRITTEN_BY):
+            return cls("", offset)
+        log_id = text.removeprefix(_WRITTEN_BY)
+        return cls(log_id.removesuffix(_DOUBTFUL), offset, doubtful=log_id.endswith(_DOUBTFUL))
 
 
 class Verdict(Enum):
@@ -105,7 +129,7 @@ class Verdict(Enum):
     FOREIGN = "foreign"
     """The marker is another job's, or that of a lost state directory (rule S4)."""
     UNKNOWN = "unknown"
-    """There is no marker: it expired, or was deleted (rule S5)."""
+    """There is no marker (rule S5): it expired, or was deleted. Or the one that a decision made says nothing."""
 
 
 def judge(marker: Marker | None, *, log_id: str, checkpoint: int) -> Verdict:
@@ -118,7 +142,9 @@ def judge(marker: Marker | None, *, log_id: str, checkpoint: int) -> Verdict:
         return Verdict.UNKNOWN
     if marker.log_id != log_id:
         return Verdict.FOREIGN
-    return Verdict.SETTLED if checkpoint < marker.next else Verdict.OPEN
+    if checkpoint < marker.next:
+        return Verdict.SETTLED
+    return Verdict.UNKNOWN if marker.doubtful else Verdict.OPEN
 
 
 def fits_run(marker: Marker | None, *, log_id: str, next_checkpoint: int | None) -> bool:
@@ -161,6 +187,8 @@ def lost(item: Committable, identity: Identity) -> SinkIdentityConflict:
         f"Whether {output_names(item)} was published to {item.target} cannot be told. Consumer group "
         f"{identity.transactional_id!r}, which would say it, has no offset for topic {identity.topic!r}: it has "
         "expired (offsets.retention.minutes of the brokers) or was deleted. Look whether the records are in the topic, "
-        "and start the job once with on_lost_marker='publish' if they are not, or on_lost_marker='discard' if they are."
+        "and start the job once with on_lost_marker='publish' if they are not, or on_lost_marker='discard' if they "
+        "are. If later output waits too, and only the first of it is in the topic, give the number of its last "
+        f"checkpoint, as in on_lost_marker={item.checkpoint}: what is above it is published."
     )
     return SinkIdentityConflict(msg, uid=item.uid)

@@ -211,7 +211,8 @@ class Sink:
         partition: an ``INT`` column; ``NULL`` leaves the choice to the key.
         topic_column: a ``STRING`` column with the topic of each row; ``NULL`` is ``topic``.
         on_lost_marker: what to do with output that waits to be published, if the broker no longer remembers what was:
-            ``"fail"``, ``"publish"`` (it may be there twice) or ``"discard"`` (it may be missing).
+            ``"fail"``, ``"publish"`` (it may be there twice) or ``"discard"`` (it may be missing). If only the first
+            of it is there, the number of the last checkpoint that is: what is above it is published.
         least_transaction_version: exactly-once is refused on brokers with a lower ``transaction.version``. Below 2 an
             aborted epoch may leave records in the next transaction (KIP-890).
         options: properties of the client library (librdkafka), such as ``compression.type``. Secrets are referred to,
@@ -254,7 +255,8 @@ class Sink:
         options: Mapping[str, object] | None = None,
     ) -> None:
         check_choice("guarantee", guarantee, ("exactly-once", "at-least-once", "none"))
-        check_choice("on_lost_marker", on_lost_marker, ("fail", "publish", "discard"))
+        if not isinstance(on_lost_marker, int) or isinstance(on_lost_marker, bool):
+            check_choice("on_lost_marker", on_lost_marker, ("fail", "publish", "discard"))
         check_choice("least_transaction_version", least_transaction_version, (0, 1, 2))
         check_prefix(transactional_id_prefix, is_needed=guarantee == "exactly-once")
         check_choice("format", format, ("json", "raw"))

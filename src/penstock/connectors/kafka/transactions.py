@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeAlias, TypeVar
 
@@ -360,7 +360,8 @@ def take_identity(
                 if marker.log_id != identity.log_id:
                     raise foreign(marker, identity, uid)
                 raise younger(marker, identity, uid, next_checkpoint)
-            producing.publish(marker or Marker(identity.log_id, next_checkpoint or 0))
+            known = marker or Marker(identity.log_id, next_checkpoint or 0)
+            producing.publish(replace(known, doubtful=False))
     except Failed as failed:
         raise _unavailable(failed, identity, uid) from failed
 
@@ -507,10 +508,12 @@ class KafkaCommitter:
             assert producing.marker is not None
             raise foreign(producing.marker, identity, item.uid)
         if verdict is Verdict.UNKNOWN:
-            if identity.on_lost_marker == "fail":
+            decided = identity.without_marker(item.checkpoint)
+            if decided == "fail":
                 raise lost(item, identity)
-            if identity.on_lost_marker == "discard":
-                producing.publish(settled, failpoint=self._context.failpoint)
+            if decided == "discard":
+                # later output may be in the topic as well: a marker without doubt would publish it again
+                producing.publish(replace(settled, doubtful=True), failpoint=self._context.failpoint)
                 return CommitOutcome.ALREADY_DONE
         require_staged(item, self._context.filesystem)
         producing.publish(settled, self._records(item, identity.topic), self._context.failpoint)
@@ -533,7 +536,7 @@ class KafkaCommitter:
         if verdict is Verdict.FOREIGN:
             assert marker is not None
             raise foreign(marker, identity, item.uid)
-        if verdict is Verdict.UNKNOWN and identity.on_lost_marker == "fail":
+        if verdict is Verdict.UNKNOWN and identity.without_marker(item.checkpoint) == "fail":
             raise lost(item, identity)
         if verdict is Verdict.OPEN:
             require_staged(item, self._context.filesystem)
@@ -560,7 +563,8 @@ class KafkaCommitter:
             if verdict is Verdict.SETTLED:
                 return CommitOutcome.ALREADY_DONE
             if verdict is not Verdict.FOREIGN:  # beside a foreign marker no commit publishes either
-                producing.publish(Marker(identity.log_id, item.checkpoint + 1), failpoint=self._context.failpoint)
+                void = Marker(identity.log_id, item.checkpoint + 1, doubtful=verdict is Verdict.UNKNOWN)
+                producing.publish(void, failpoint=self._context.failpoint)
         return CommitOutcome.DONE
 
     def _identity(self, item: Committable) -> Identity:
