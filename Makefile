@@ -58,7 +58,7 @@ imports: $(INSTALLED) ## who may import whom
 
 ##@ Test
 .PHONY: test test-core test-long test-nightly mission torture replay exhaust planted mutants coverage-simulation torture-windows torture-files \
-        torture-kafka torture-kafka-out torture-receivers ways newcomer messages
+        torture-kafka torture-kafka-out torture-kinesis torture-receivers ways newcomer messages
 test: $(INSTALLED) $(CLASSES) ## what each change must pass, in ten minutes; TESTS="tests/spark -k join" runs some
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),$(BOTH_CORES) -m "not long and not nightly" tests)
 
@@ -106,6 +106,9 @@ torture-kafka: $(INSTALLED) ## the same to a Kafka-to-files job, and to its brok
 
 torture-kafka-out: $(INSTALLED) ## the same to a Kafka-to-Kafka job, as readers of committed records see it; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_kafka_out.py $(ARGS)
+
+torture-kinesis: $(INSTALLED) ## the same to a Kinesis-to-files job, under reshards, with the KCL as its successor; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_kinesis.py $(ARGS)
 
 ways: $(INSTALLED) ## trace a row, a barrier, a restart and a savepoint through a running job, against docs/architecture.md
 	@$(WITH_JAVA) $(BIN)/python tools/ways.py

@@ -79,6 +79,7 @@ class Campaign:
     feed: Feed
     pipeline: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    every: str = EVERY
     kills: list[Kill] = field(default_factory=list)
     not_reached: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -91,18 +92,21 @@ class Campaign:
 
     # ------------------------------------------------------------------------------------------------------ lives
 
-    def driver(self, *arguments: str, pause_at: str | None = None, hit: int = 1, **environment: str) -> Driver:
+    def driver(
+        self, *arguments: str, state: str = "state", pause_at: str | None = None, hit: int = 1, **environment: str
+    ) -> Driver:
         made = Driver(
             self.home,
             len(self.lives),
             "--checkpoint-every",
-            EVERY,
+            self.every,
             "--retained",
             "2",
             "--stop-timeout",
             "2min",
             *arguments,
             pipeline=self.pipeline,
+            state=state,
             pause_at=pause_at,
             hit=hit,
             environment={**self.environment, **environment},

@@ -50,3 +50,14 @@ def test_a_job_that_writes_to_kafka_and_is_killed_around_a_commit_loses_and_repe
     assert figures["rows"] > 0
     assert (figures["lost"], figures["repeated"]) == (0, 0)
     assert figures["control_repeated"] > 0
+
+
+@pytest.mark.integration
+def test_a_kinesis_job_that_is_killed_under_reshards_loses_nothing_and_the_kcl_goes_on_where_it_was():
+    figures = tortured("torture_kinesis.py")
+
+    assert figures["kills"] == 2
+    assert min(figures[name] for name in ("rows", "reshards", "aggregates", "throttled", "expired", "lease_looks")) > 0
+    assert (figures["lost"], figures["repeated"], figures["lease_regressions"]) == (0, 0, 0)
+    assert figures["kcl_lost"] == 0
+    assert figures["kcl_repeated_intervals"] <= 1
