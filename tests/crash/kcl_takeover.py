@@ -23,8 +23,10 @@ PATIENCE = 180
 ROWS = 1_500
 """Rows that the KCL has to consume before it is stopped."""
 
+EPOCH = r"CAST(regexp_extract(filename, '-(\d+)-\d+-\d+\.json$', 1) AS BIGINT)"
+"""In SQL, the checkpoint that published a file."""
 IDS = """
-    SELECT id, CAST(regexp_extract(filename, '-(\\d+)-\\d+-\\d+\\.json$', 1) AS BIGINT)
+    SELECT id, {epoch}
     FROM read_json('{folder}/part-*', format = 'newline_delimited', filename = true, columns = {{id: 'BIGINT'}})
     WHERE id >= 0
 """
@@ -78,7 +80,7 @@ def hand_over(home: Path, server: KinesisServer, dynamo: DynamoServer, seed: int
             kcl = KclApplication(home, feed.stream, feed.stream, kinesis=server.url, dynamo=dynamo.url)
             with closing(kcl):
                 got = kcl.processed
-                until(PATIENCE, "the KCL reads", lambda: bool(got.records))
+                until(PATIENCE, "the KCL reads", lambda: bool(got.texts))
                 first = feed.rows
                 until(PATIENCE, "the KCL has got rows", lambda: feed.rows > first + ROWS and bool(got.ended))
                 kcl.stop()
@@ -95,7 +97,7 @@ def hand_over(home: Path, server: KinesisServer, dynamo: DynamoServer, seed: int
     lines = (home / "in" / "part-00000.jsonl").read_text(encoding="utf-8").splitlines()
     return Handover(
         before=dict(before),
-        kcl=[id for record in got.records if (id := _id(record.text)) is not None],
+        kcl=[id for text in got.texts if (id := _id(text)) is not None],
         after=[id for id, _ in _ids(after / "order")],
         all=frozenset(id for line in lines if (id := _id(line)) is not None),
         ended=len(got.ended),
@@ -104,7 +106,7 @@ def hand_over(home: Path, server: KinesisServer, dynamo: DynamoServer, seed: int
 
 def _ids(folder: Path) -> list[tuple[int, int]]:
     with duckdb.connect() as engine:
-        return engine.execute(IDS.format(folder=folder)).fetchall()
+        return engine.execute(IDS.format(folder=folder, epoch=EPOCH)).fetchall()
 
 
 def _id(line: str) -> int | None:

@@ -13,15 +13,14 @@ from typing import Any
 
 from crash.kinesis_job import STREAM, TABLE, TABLE_URL, URL
 from crash.numbered_rows import NumberedRows
-from crash.waiting import clock, until
+from crash.waiting import clock
 from integration.dynamo_server import DynamoServer
-from integration.kinesis_server import KinesisServer
+from integration.kinesis_server import KinesisServer, ShardedStream, hashes
 from penstock.connectors.kinesis.aggregation import UserRecord, pack
 
 ORDERLY = 1_200
 """Rows before the first of those that are deliberately late."""
 MOST_SHARDS = 5
-PATIENCE = 60
 
 
 class KinesisFeed:
@@ -39,20 +38,27 @@ class KinesisFeed:
         self, server: KinesisServer, dynamo: DynamoServer, home: Path, seed: int, *, per_second: int, gap: float
     ) -> None:
         self._server, self._dynamo, self._home = server, dynamo, home
-        self._client = server.client()
         self._chance = random.Random(seed)
         self._per_second, self._gap = per_second, gap
         self._made = NumberedRows()
         self._lines: list[str] = []
         self.reshards: Counter[str] = Counter()
         self.aggregates = 0
-        self.stream = f"torture-{home.name}"
-        self._client.create_stream(StreamName=self.stream, ShardCount=2)
-        self._await_active()
+        self._stream = ShardedStream(server, f"torture-{home.name}", 2)
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="kinesis-feed", daemon=True)
         self._thread.start()
+
+    @property
+    def stream(self) -> str:
+        """Its name."""
+        return self._stream.name
+
+    @property
+    def open_shards(self) -> int:
+        """How many can be put into."""
+        return len(self._stream.open_shards())
 
     @property
     def environment(self) -> dict[str, str]:
@@ -86,8 +92,9 @@ class KinesisFeed:
         if self._failure is not None:
             raise self._failure
         line = self._made.flush(user)
-        for shard in self.open_shards():
-            self._put([{"Data": line.encode(), "PartitionKey": user, "ExplicitHashKey": _first_hash(shard)}])
+        for shard in self._stream.open_shards():
+            first, _ = hashes(shard)
+            self._put([{"Data": line.encode(), "PartitionKey": user, "ExplicitHashKey": str(first)}])
         folder = self._home / "in"
         folder.mkdir()
         (folder / "part-00000.jsonl").write_text("".join(f"{each}\n" for each in self._lines), encoding="utf-8")
@@ -124,42 +131,18 @@ class KinesisFeed:
 
     def _put(self, records: list[dict[str, Any]]) -> None:
         if records:
-            answer = self._client.put_records(StreamName=self.stream, Records=records)
+            answer = self._stream.client.put_records(StreamName=self.stream, Records=records)
             assert not answer["FailedRecordCount"], answer
-
-    def open_shards(self) -> list[dict[str, Any]]:
-        shards = self._client.list_shards(StreamName=self.stream)["Shards"]
-        return sorted(
-            (shard for shard in shards if "EndingSequenceNumber" not in shard["SequenceNumberRange"]),
-            key=lambda shard: int(_first_hash(shard)),
-        )
 
     def _reshard(self) -> None:
         """Split the shard with the most keys, or merge two neighbours."""
-        shards = self.open_shards()
+        shards = self._stream.open_shards()
         if len(shards) < 2 or (len(shards) < MOST_SHARDS and self._chance.random() < 0.5):
-            widest = max(shards, key=_width)
-            middle = int(_first_hash(widest)) + _width(widest) // 2
-            self._client.split_shard(
-                StreamName=self.stream, ShardToSplit=widest["ShardId"], NewStartingHashKey=str(middle)
-            )
+            self._stream.split(max(range(len(shards)), key=lambda at: _width(shards[at])))
             self.reshards["split"] += 1
         else:
-            first = self._chance.randrange(len(shards) - 1)
-            self._client.merge_shards(
-                StreamName=self.stream,
-                ShardToMerge=shards[first]["ShardId"],
-                AdjacentShardToMerge=shards[first + 1]["ShardId"],
-            )
+            self._stream.merge(self._chance.randrange(len(shards) - 1))
             self.reshards["merge"] += 1
-        self._await_active()
-
-    def _await_active(self) -> None:
-        def is_active() -> bool:
-            summary = self._client.describe_stream_summary(StreamName=self.stream)
-            return summary["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE"
-
-        until(PATIENCE, "the stream is active", is_active)
 
 
 def _user(line: str) -> str:
@@ -169,9 +152,6 @@ def _user(line: str) -> str:
         return "unreadable"
 
 
-def _first_hash(shard: dict[str, Any]) -> str:
-    return shard["HashKeyRange"]["StartingHashKey"]
-
-
 def _width(shard: dict[str, Any]) -> int:
-    return int(shard["HashKeyRange"]["EndingHashKey"]) - int(_first_hash(shard))
+    first, last = hashes(shard)
+    return last - first

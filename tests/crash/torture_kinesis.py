@@ -28,7 +28,7 @@ from bench import result  # noqa: E402
 
 from crash import campaign as campaigns  # noqa: E402
 from crash import conduct  # noqa: E402
-from crash.kcl_takeover import Handover, hand_over  # noqa: E402
+from crash.kcl_takeover import EPOCH, Handover, hand_over  # noqa: E402
 from crash.kinesis_feed import KinesisFeed  # noqa: E402
 from crash.kinesis_job import EXPIRED, THROTTLED  # noqa: E402
 from crash.verdict import judge  # noqa: E402
@@ -36,7 +36,7 @@ from integration.dynamo_server import DynamoServer, dynamo_server  # noqa: E402
 from integration.kinesis_server import KinesisServer, kinesis_server  # noqa: E402
 from penstock.connectors.kinesis.lease_table import LeaseTable  # noqa: E402
 from penstock.connectors.kinesis.positions import lease_order, to_lease  # noqa: E402
-from penstock.connectors.kinesis.shards import KinesisPosition, decode  # noqa: E402
+from penstock.connectors.kinesis.shards import KIND, KinesisPosition, decode  # noqa: E402
 from penstock.control.client import JobDirectory  # noqa: E402
 from penstock.errors import PenstockError  # noqa: E402
 
@@ -47,7 +47,7 @@ LOOK = 0.1
 ORDER = """
     SELECT count(*) FROM (
         SELECT min(id) < lag(max(id)) OVER (PARTITION BY user ORDER BY epoch) AS is_early
-        FROM (SELECT id, user, CAST(regexp_extract(filename, '-(\\d+)-\\d+-\\d+\\.json$', 1) AS BIGINT) AS epoch
+        FROM (SELECT id, user, {epoch} AS epoch
               FROM read_json('{folder}/part-*', format = 'newline_delimited', filename = true,
                              columns = {{id: 'BIGINT', user: 'VARCHAR'}}))
         WHERE id >= 0 GROUP BY user, epoch
@@ -113,7 +113,7 @@ class LeaseWatcher:
         except (PenstockError, OSError):
             return None
         for snapshot in point.tasks if point else ():
-            if snapshot.position is not None and snapshot.position.kind == "kinesis/1":
+            if snapshot.position is not None and snapshot.position.kind == KIND:
                 return decode(snapshot.position)
         return None
 
@@ -221,14 +221,14 @@ def _control(
 
 def _count(query: str, folder: Path) -> int:
     with duckdb.connect() as engine:
-        return int(engine.execute(query.format(folder=folder)).fetchall()[0][0])
+        return int(engine.execute(query.format(folder=folder, epoch=EPOCH)).fetchall()[0][0])
 
 
 def _uninterrupted(whole: Path, killed: Path, feed: KinesisFeed, problems: list[str]) -> dict[str, object]:
     """The stream from its beginning, in one go, with all shards there."""
     shutil.copytree(killed / "in", whole / "in")
     environment = feed.environment | {"KINESIS_JOB_TABLE": f"{feed.stream}-whole"}
-    flush_rows = len(feed.open_shards())
+    flush_rows = feed.open_shards
     return conduct.uninterrupted(
         whole, "kinesis_job.py", feed, problems, flush_rows=flush_rows, environment=environment
     )

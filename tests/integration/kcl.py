@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from py4j.java_gateway import CallbackServerParameters, JavaGateway
 
@@ -17,21 +16,12 @@ OPTIONS = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UseP
 STOP_SECONDS = 60
 
 
-class KclRecord(NamedTuple):
-    shard: str
-    seq: int
-    sub: int
-    text: str
-
-
 @dataclass
 class Processed:
-    """What all record processors of an application have got, and how their shards ended."""
+    """What all record processors of an application have got, in order, and the shards that they read to their end."""
 
-    records: list[KclRecord] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class KclApplication:
@@ -143,14 +133,11 @@ class _Processor:
 
     def processRecords(self, given: Any) -> None:
         for record in given.records():
-            text = self._text.decode(record.data()).toString()
-            found = KclRecord(self._shard, int(record.sequenceNumber()), record.subSequenceNumber(), text)
-            with self._processed.lock:
-                self._processed.records.append(found)
+            self._processed.texts.append(self._text.decode(record.data()).toString())
         given.checkpointer().checkpoint()
 
     def leaseLost(self, _: object) -> None:
-        self._processed.lost.append(self._shard)
+        pass
 
     def shardEnded(self, given: Any) -> None:
         given.checkpointer().checkpoint()

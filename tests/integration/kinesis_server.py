@@ -206,6 +206,52 @@ _DURATIONS = (
 )
 
 
+class ShardedStream:
+    """A stream of an emulator whose shards can be split and merged; open ones are counted in the order of their hashes.
+
+    Args:
+        server: where it is created.
+        name: its name.
+        shards: how many it has at first.
+    """
+
+    def __init__(self, server: KinesisServer, name: str, shards: int) -> None:
+        self.name = name
+        self.client = server.client()
+        self.client.create_stream(StreamName=name, ShardCount=shards)
+        self.await_active()
+
+    def await_active(self) -> None:
+        for _ in range(1_000):
+            summary = self.client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"]
+            if summary["StreamStatus"] == "ACTIVE":
+                return
+            _STEP.wait(0.02)
+        raise AssertionError(summary)
+
+    def open_shards(self) -> list[dict[str, Any]]:
+        shards = self.client.list_shards(StreamName=self.name)["Shards"]
+        open = [each for each in shards if "EndingSequenceNumber" not in each["SequenceNumberRange"]]
+        return sorted(open, key=lambda each: hashes(each)[0])
+
+    def split(self, at: int = 0) -> None:
+        shard = self.open_shards()[at]
+        middle = sum(hashes(shard)) // 2 + 1
+        self.client.split_shard(StreamName=self.name, ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle))
+        self.await_active()
+
+    def merge(self, at: int = 0) -> None:
+        one, two = self.open_shards()[at : at + 2]
+        self.client.merge_shards(StreamName=self.name, ShardToMerge=one["ShardId"], AdjacentShardToMerge=two["ShardId"])
+        self.await_active()
+
+
+def hashes(shard: dict[str, Any]) -> tuple[int, int]:
+    """The first and the last hash of a shard."""
+    place = shard["HashKeyRange"]
+    return int(place["StartingHashKey"]), int(place["EndingHashKey"])
+
+
 @contextmanager
 def kinesis_server(emulator: Emulator, folder: Path, *, keeps: bool = False) -> Iterator[KinesisServer]:
     """An emulator for as long as the block lasts."""

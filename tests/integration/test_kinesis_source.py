@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from core.kinesis_kit import FakeFrames
-from integration.kinesis_server import Emulator, EmulatorUnavailable, KinesisServer, kinesis_server
+from integration.kinesis_server import Emulator, EmulatorUnavailable, KinesisServer, ShardedStream, kinesis_server
 from penstock.clock import SystemClock
 from penstock.connectors.kinesis.aggregation import UserRecord, pack
 from penstock.connectors.kinesis.client import StreamAddress
@@ -59,32 +59,21 @@ def server_of(emulator: Emulator, servers: dict[str, KinesisServer], tmp_path_fa
     return servers[emulator]
 
 
-class Stream:
+class Stream(ShardedStream):
     """A stream of its own, what was put into it, and a reader of it."""
 
     def __init__(self, server: KinesisServer, shards: int, *, limits: ReadLimit | None = None) -> None:
-        self.name = f"orders-{next(_NAMES)}"
+        super().__init__(server, f"orders-{next(_NAMES)}", shards)
         self.server = server
-        self.client = server.client()
         self.limits = limits or ReadLimit(rows=50)
         self.put: dict[str, list[bytes]] = {}
         self.number = 0
         self.read: list[tuple[str, bytes]] = []
-        self.client.create_stream(StreamName=self.name, ShardCount=shards)
-        self.await_active()
         self.putter = RecordPutter(
             self.client, StreamAddress(stream=self.name), keeps_order=True, aggregates=False, random=random.Random(1)
         )
         self.source = Source(self.name, poll_every="20 milliseconds", discover_every="1 second")
         self.open()
-
-    def await_active(self) -> None:
-        for _ in range(1_000):
-            summary = self.client.describe_stream_summary(StreamName=self.name)["StreamDescriptionSummary"]
-            if summary["StreamStatus"] == "ACTIVE":
-                return
-            STEP.wait(0.02)
-        raise AssertionError(summary)
 
     def add(self, count: int, keys: int = 20, *, aggregate: bool = False) -> None:
         records = []
@@ -96,24 +85,6 @@ class Stream:
             data = pack([UserRecord(key, None, text) for text in texts]) if aggregate else texts[0]
             records.append(OutgoingRecord(key, data))
         self.putter.put(records)
-
-    def open_shards(self) -> list[dict[str, Any]]:
-        shards = self.client.list_shards(StreamName=self.name)["Shards"]
-        open = [each for each in shards if "EndingSequenceNumber" not in each["SequenceNumberRange"]]
-        return sorted(open, key=lambda each: int(each["HashKeyRange"]["StartingHashKey"]))
-
-    def split(self, at: int = 0) -> None:
-        shard = self.open_shards()[at]
-        low, high = (int(shard["HashKeyRange"][f"{each}HashKey"]) for each in ("Starting", "Ending"))
-        self.client.split_shard(
-            StreamName=self.name, ShardToSplit=shard["ShardId"], NewStartingHashKey=str((low + high) // 2 + 1)
-        )
-        self.await_active()
-
-    def merge(self, at: int = 0) -> None:
-        one, two = self.open_shards()[at : at + 2]
-        self.client.merge_shards(StreamName=self.name, ShardToMerge=one["ShardId"], AdjacentShardToMerge=two["ShardId"])
-        self.await_active()
 
     def open(self, position: Position | None = None, until: Until = Until.STOPPED, threads: int = 8) -> None:
         if hasattr(self, "reader"):

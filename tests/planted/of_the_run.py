@@ -9,7 +9,7 @@ from penstock.checkpoint.commits import CommitQueue
 from penstock.checkpoint.coordinator import Coordinator, StopProgress
 from penstock.connectors.files.committer import FilesCommitter
 from penstock.connectors.kafka import transactions
-from penstock.connectors.kafka.identity import Marker, Verdict
+from penstock.connectors.kafka.identity import Verdict
 from penstock.connectors.kafka.transactions import Producing, Publisher, Step
 from penstock.handles import CommitOutcome
 from penstock.runtime.source_task import SourceTask
@@ -113,7 +113,6 @@ def _(put):
     core="core/test_kafka_transactions.py",
 )
 def _(put):
-    put(Marker, "metadata", property(lambda self: "penstock/1 " + self.log_id))
     real = transactions.judge
     put(transactions, "judge", lambda marker, **what: real(marker and replace(marker, doubtful=False), **what))
 

@@ -185,7 +185,7 @@ def lost(item: Committable, identity: Identity) -> SinkIdentityConflict:
     """The error that no marker says whether an output was published."""
     msg = (
         f"Whether {output_names(item)} was published to {item.target} cannot be told. Consumer group "
-        f"{identity.transactional_id!r}, which would say it, has no offset for topic {identity.topic!r}: it has "
+        f"{identity.transactional_id!r}, which would say it, has lost its offset for topic {identity.topic!r}: it "
         "expired (offsets.retention.minutes of the brokers) or was deleted. Look whether the records are in the topic, "
         "and start the job once with on_lost_marker='publish' if they are not, or on_lost_marker='discard' if they "
         "are. If later output waits too, and only the first of it is in the topic, give the number of its last "

@@ -360,8 +360,8 @@ def take_identity(
                 if marker.log_id != identity.log_id:
                     raise foreign(marker, identity, uid)
                 raise younger(marker, identity, uid, next_checkpoint)
-            known = marker or Marker(identity.log_id, next_checkpoint or 0)
-            producing.publish(replace(known, doubtful=False))
+            next = marker.next if marker is not None else next_checkpoint or 0
+            producing.publish(Marker(identity.log_id, next))  # nothing is open, so it is in no doubt any more
     except Failed as failed:
         raise _unavailable(failed, identity, uid) from failed
 
