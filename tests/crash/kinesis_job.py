@@ -39,8 +39,8 @@ class Troubled:
         return self._client.get_shard_iterator(**arguments)
 
     def get_records(self, **arguments):
-        self._refuse("GetRecords", THROTTLED, 0.05)
-        self._refuse("GetRecords", EXPIRED, 0.03)
+        self._refuse("GetRecords", THROTTLED, 0.1)
+        self._refuse("GetRecords", EXPIRED, 0.1)
         return self._client.get_records(**arguments)
 
     def _refuse(self, request, code, share):
