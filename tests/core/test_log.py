@@ -512,13 +512,51 @@ def test_L4_trimming_follows_the_manifest_that_records_the_floor_and_goes_oldest
     assert owner.history.below_floor == (0, 1)
     filesystem.operations.clear()
 
+    owner.append(manifest(4, 3, floor=3))
     assert owner.trim() == 2
     assert [op for op in filesystem.operations if op.name == "delete"] == [
         Operation("delete", paths.entry(0)),
         Operation("delete", paths.entry(1)),
     ]
-    assert owner.history.below_floor == ()
+    assert owner.history.below_floor == (2,), "the guard stays"
     assert log_on(filesystem)[0].read() == owner.history
+
+
+def test_L4_a_stray_is_no_truth_when_the_manifest_with_the_floor_is_damaged(filesystem):
+    """A paused process comes back after its successor trimmed the number at which it lost the log."""
+    paused = claim(filesystem)
+    paused.append(manifest(1))
+    owner = claim(filesystem, ids="b", pid=2)
+    assert owner.generation == 2
+    owner.append(manifest(2, 1, floor=3))
+    owner.trim()
+
+    with pytest.raises(GenerationFenced):
+        paused.append(manifest(5, 1))
+    filesystem.remove(paths.entry(3))
+    filesystem.create(paths.entry(3), b"damaged")
+
+    found = log_on(filesystem)[0].read(past_unreadable=True)
+    assert list(found.manifests) == [], "what the paused process wrote is nothing that happened"
+
+
+def test_L4_a_stray_below_the_guard_does_not_fit_to_it(filesystem):
+    paused = claim(filesystem)
+    paused.append(manifest(1))
+    owner = claim(filesystem, ids="b", pid=2)
+    owner.append(manifest(2, 1))
+    owner.append(manifest(3, 2, floor=4))
+    owner.trim()
+
+    with pytest.raises(GenerationFenced):
+        paused.append(manifest(5, 1))
+    assert paths.entry(2) in filesystem.files, "the stray"
+    filesystem.remove(paths.entry(4))
+    filesystem.create(paths.entry(4), b"damaged")
+
+    found = log_on(filesystem)[0].read(past_unreadable=True)
+    assert list(found.manifests) == [2]
+    assert [each.number for each in found.unreadable] == [2, 4]
 
 
 def test_L4_a_stray_below_the_floor_is_trimmed_with_the_rest(filesystem):

@@ -190,6 +190,19 @@ def _(put):
     put(OwnedLog, "trim", trim)
 
 
+@bug("guard", "the entry directly below the floor is trimmed with the rest", core="core/test_log.py")
+def _(put):
+    real = OwnedLog.trim
+
+    def trim(self):
+        done = real(self)
+        self._refuse_if_fenced()
+        self._filesystem.delete(paths.entry(self.history.floor - 1))
+        return done
+
+    put(OwnedLog, "trim", trim)
+
+
 @bug("restore-newest", "the newest manifest is restored, whatever a rewind says")
 def _(put):
     put(History, "restore_point", property(lambda self: next(reversed([m for _, m in self.manifests.values()]), None)))

@@ -59,7 +59,7 @@ def _(put):
     put(LogWriter, "take", take)
 
 
-@bug("L4", "nobody looks for a higher number after creating an entry")
+@bug("L4", "nobody looks for a higher number after creating an entry", core="core/test_log.py")
 def _(put):
     put(LogWriter, "is_newest", lambda self, number: True)
 

@@ -49,7 +49,7 @@ from simulation.summaries import summarised
 
 SMALLEST = (
     "2 crash",
-    "1 unknown",
+    "1 unknown 3 rows",
     "1 abort 1 crash",
     "2 abort",
     "1 wipe 1 crash",
@@ -75,6 +75,7 @@ LARGER = (
     "1 take 1 crash 1 unknown",
     "2 crash 1 keyed",
     "1 crash 1 unknown 1 keyed",
+    "1 zombie 4 rows",
     "1 zombie 1 take",
     "1 zombie 1 abort",
     "1 zombie 1 crash",

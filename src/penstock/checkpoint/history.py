@@ -62,7 +62,7 @@ class History:
         unreadable: the others. A plain read of the log refuses them unless a rewind names them as lost.
         tail: number of the newest entry, ``-1`` in an empty log.
         tail_hash: sha256 of its bytes.
-        below_floor: numbers of entries that exist but are no longer needed; trimming deletes them.
+        below_floor: numbers of entries that exist but are no longer needed; trimming keeps only the newest.
     """
 
     entries: tuple[Entry, ...] = ()

@@ -535,15 +535,23 @@ class OwnedLog:
             raise fence
 
     def trim(self) -> int:
-        """Delete the entries below the floor that a manifest in the log records, oldest first; returns their number."""
+        """Delete entries below the floor, oldest first; returns how many. The newest of them stays, as the guard.
+
+        The floor is the one that a manifest in the log records.
+        """
         with self._lock:
             self._refuse_if_fenced()
-            doomed = [number for number in numbers_in_log(self._filesystem) if number < self.history.floor]
+            # A paused process of an older generation may create its next entry under a number that was trimmed. While
+            # the guard keeps its number, such a stray never lies directly below the floor: if the floor's manifest is
+            # damaged, a reader comes to the guard first, and the guard's hash of its predecessor refuses the stray.
+            guard = EntryNumber(self.history.floor - 1)
+            present = numbers_in_log(self._filesystem)
+            doomed = [number for number in present if number < guard]
             for number in doomed:
                 failpoint("log.trim.before")
                 self._refuse_if_fenced()  # another thread may have noticed the fence since
                 self._filesystem.delete(paths.entry(number))
-            self.history = replace(self.history, below_floor=())
+            self.history = replace(self.history, below_floor=(guard,) if guard in present else ())
             return len(doomed)
 
     def _refuse_if_fenced(self) -> None:
