@@ -146,7 +146,7 @@ def _(put):
     put(letter_tools, "plan_drop", plan_drop)
 
 
-@bug("undone-forgotten", "a checkpoint does not say what is not of its timeline")
+@bug("undone-forgotten", "a checkpoint does not say what is not of its timeline", core="core/test_dead_letters.py")
 def _(put):
     put(gc, "abandoned_ids", lambda manifest, history: ())
 

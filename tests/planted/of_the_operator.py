@@ -203,7 +203,7 @@ def _(put):
     put(recovery, "execute_import", bring_in)
 
 
-@bug("import-claim", "a folder that another log has taken over is brought in")
+@bug("import-claim", "a folder that another log has taken over is brought in", core="core/test_import.py")
 def _(put):
     put(export, "refuse_claimed", lambda claimed, folder, log_id: None)
 
