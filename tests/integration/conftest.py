@@ -8,6 +8,8 @@ import pytest
 
 from integration.broker import Broker
 from integration.certificates import Authority
+from integration.kinesis_server import KinesisServer
+from integration.kinesis_streams import server_of
 from integration.secured import Secured, secured_broker
 from integration.topics import Topics
 
@@ -45,3 +47,26 @@ def _leaves_the_broker_well(request: pytest.FixtureRequest) -> Iterator[None]:
     if "broker" in request.fixturenames:
         broker: Broker = request.getfixturevalue("broker")
         broker.resume() if broker.is_running else broker.start()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[dict[str, KinesisServer]]:
+    """Emulators of the run, each started by the first test that asks for it."""
+    started: dict[str, KinesisServer] = {}
+    yield started
+    for server in started.values():
+        server.kill()
+
+
+@pytest.fixture(params=["kinesis-local", "kinesalite"])
+def server(
+    request: pytest.FixtureRequest, servers: dict[str, KinesisServer], tmp_path_factory: pytest.TempPathFactory
+) -> KinesisServer:
+    """Each of the emulators of Kinesis in turn."""
+    return server_of(request.param, servers, tmp_path_factory)
+
+
+@pytest.fixture
+def lineage_server(servers: dict[str, KinesisServer], tmp_path_factory: pytest.TempPathFactory) -> KinesisServer:
+    """The emulator that is right about the lineage of shards."""
+    return server_of("kinesis-local", servers, tmp_path_factory)
