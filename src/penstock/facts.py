@@ -81,11 +81,19 @@ class LatencyMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """A step adds to a counter: ``late``, ``missing_time``, ``ahead`` (of the clock, by too much), ``fired``."""
+    """A step or source adds to a counter: ``late``, ``missing_time``, ``ahead`` (of the clock, by too much), ``fired``.
+
+    A source counts ``throttled`` requests, which its service refused because there were too many, and the time that it
+    waited before it repeated them, ``throttled_ms``.
+    """
 
     task: str
     name: str
     amount: int
+
+
+THROTTLED, THROTTLED_MS = "throttled", "throttled_ms"
+"""Names of counters of a source."""
 
 
 # ---- jobs and checkpoints --------------------------------------------------------------------------------------------

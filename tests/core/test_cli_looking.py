@@ -319,3 +319,17 @@ def test_a_limit_that_is_none_is_refused(state):
 def test_output_goes_where_it_belongs(state, capsys):
     assert dispatch(["status", "orders", "--state", str(state)], Output()) == 0
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_the_status_of_a_throttled_source_says_how_often_and_how_long(tmp_path, at_noon):
+    job = a_job(tmp_path, claim=WEB)
+    mark_released("log-1", 0)
+    leave_numbers(job, report=replace(REPORT, counters={("in", "throttled"): 12, ("in", "throttled_ms"): 3_000}))
+    said = of(tmp_path, "status", "orders")
+    assert re.search(r"throttled +in 12 times, waited 3.0 s", said.out), said.out
+    [source] = [
+        each
+        for each in json.loads(of(tmp_path, "status", "orders", "--json").out)["run"]["steps"]
+        if each["uid"] == "in"
+    ]
+    assert source["counters"] == [{"name": "throttled", "amount": 12}, {"name": "throttled_ms", "amount": 3_000}]

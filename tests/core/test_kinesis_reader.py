@@ -21,6 +21,7 @@ from penstock.connectors.kinesis.shards import decode
 from penstock.errors import ConnectorError, SourceChanged, SourceUnavailable
 from penstock.facts import OffsetsLost, PartitionsFound, SourceLag
 from penstock.interfaces.source import CaughtUp, NoData, PlannedBatch, ReadLimit, Until
+from penstock.observability.report import Report
 
 ZERO, ONE, TWO, THREE = (f"shardId-{number:012d}" for number in range(4))
 
@@ -43,6 +44,19 @@ def test_throttled_reads_are_repeated_and_lose_nothing():
     bench.stream.refuses_first = 3
     put(bench, 0, 20)
     assert sorted(bench.until_quiet(400)) == sorted(numbers(0, 20))
+
+
+def test_throttled_reads_are_counted_with_the_time_they_waited():
+    bench = Bench(2, poll_every="200 milliseconds")
+    bench.until_quiet(40)
+    counted = lambda name: sum(fact.amount for fact in bench.facts if getattr(fact, "name", "") == name)  # noqa: E731
+    assert counted("throttled") == 0
+    bench.stream.errors["GetRecords"] = [throttled() for _ in range(7)]
+    bench.until_quiet(400)
+    assert counted("throttled") == 7
+    assert 7 <= counted("throttled_ms") <= 5_000 * 7
+    [*_, text] = str(Report(state="running", batches={"in": 1}, counters={("in", "throttled"): 7})).splitlines()
+    assert text.endswith("throttled 7 times, for 0.0 s")
 
 
 def test_the_pace_that_kinesis_allows_is_kept():

@@ -35,6 +35,7 @@ from penstock.cli.words import (
     watermark,
 )
 from penstock.control.client import JobDirectory
+from penstock.facts import THROTTLED, THROTTLED_MS
 from penstock.handles import output_names
 from penstock.observability.status_file import outlet_fields, report_fields
 
@@ -257,6 +258,8 @@ def _page_of_run(now: JobStatus, report: Report) -> Iterator[tuple[str, str]]:
     aside = [f"{number_text(each.rows)} {each.kind} ({each.step})" for each in side_output_rows(now) if each.rows]
     yield "put aside", ", ".join(aside) or "no row"
     yield "lag", "; ".join(_lags(report)) or UNKNOWN
+    if throttled := "; ".join(_throttled(report)):
+        yield "throttled", throttled
     for task, at in sorted(report.watermarks.items()):
         held = f", held by {report.held_by[task]}" if task in report.held_by else ""
         yield "watermark", f"{task} {watermark(at)}{held}"
@@ -277,6 +280,14 @@ def _lags(report: Report) -> Iterator[str]:
         has_end = lag.is_behind and lag.eta_seconds is not None
         end = f", caught up in {duration_text(lag.eta_seconds)}" if has_end else ""
         yield f"{source} {lag.text}{age}{end}"
+
+
+def _throttled(report: Report) -> Iterator[str]:
+    """How often the services of sources have refused requests, and how long the sources have waited."""
+    for (source, name), amount in sorted(report.counters.items()):
+        if name == THROTTLED and amount:
+            waited = report.counters.get((source, THROTTLED_MS), 0) / 1_000
+            yield f"{source} {count(amount, 'time')}, waited {duration_text(waited)}"
 
 
 def _owner_text(now: JobStatus) -> str:

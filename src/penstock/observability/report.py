@@ -11,6 +11,8 @@ from html import escape
 
 from penstock.clock import MAX_WATERMARK, EventTime, format_time
 from penstock.facts import (
+    THROTTLED,
+    THROTTLED_MS,
     BatchDone,
     BatchRead,
     CheckpointCompleted,
@@ -43,7 +45,7 @@ class Report:
         batches: by source.
         rows_read: by source, as far as known.
         rows_written: by sink.
-        counters: by step and name, for example ``("totals", "late")``.
+        counters: by step or source and name, for example ``("totals", "late")`` or ``("orders", "throttled")``.
         checkpoints: number of completed ones.
         failed_checkpoints: number of aborted ones.
         last_checkpoint: the newest completed one.
@@ -123,10 +125,11 @@ def _rows(report: Report) -> list[tuple[str, str, str]]:
 def _of_source(report: Report, uid: str) -> str:
     text = f"{report.rows_read.get(uid, 0):,} rows in {report.batches.get(uid, 0):,} batches"
     lag = report.lag.get(uid)
-    if lag is None:
-        return text
-    behind = "" if lag.seconds is None else f", {lag.seconds:,.1f} s behind"
-    return f"{text}; {lag.text} wait{behind}"
+    if lag is not None:
+        behind = "" if lag.seconds is None else f", {lag.seconds:,.1f} s behind"
+        text = f"{text}; {lag.text} wait{behind}"
+    refused, waited = (report.counters.get((uid, name), 0) for name in (THROTTLED, THROTTLED_MS))
+    return f"{text}; throttled {refused:,} times, for {waited / 1_000:,.1f} s" if refused else text
 
 
 def _of_step(report: Report, uid: str) -> str:

@@ -138,7 +138,8 @@ class ShardFetcher:
         lost: from and to when records may be missing that were kept no longer, in milliseconds; ``None`` if none are.
         failure: why the shard cannot be read; no request follows it.
         behind: milliseconds from the newest record to the last page; ``None`` before the first.
-        throttled: number of refused reads.
+        throttled: number of refused requests.
+        throttled_micros: how long they were waited for, together.
         has_reached_tip: a page has reached the end of the shard, as it was then.
     """
 
@@ -185,7 +186,7 @@ class ShardFetcher:
         self.lost: tuple[int, int] | None = None
         self.failure: ConnectorError | None = None
         self.behind: int | None = None
-        self.throttled = 0
+        self.throttled = self.throttled_micros = 0
         self.has_reached_tip = False
 
     # ---- for the reader ----------------------------------------------------------------------------------------------
@@ -358,14 +359,15 @@ class ShardFetcher:
         if kind is FailureKind.GONE:
             self.is_gone = True
             return
-        if kind is FailureKind.THROTTLED:
-            self.throttled += 1
-        elif kind is FailureKind.INVALID and isinstance(self._start, AtTime) and self._is_future(self._start, now):
+        if kind is FailureKind.INVALID and isinstance(self._start, AtTime) and self._is_future(self._start, now):
             kind = FailureKind.OUTAGE  # the service's clock is behind ours: the time will come
         if kind in (FailureKind.REFUSED, FailureKind.INVALID):
             self.failure = source_error(error, self._address)
             return
         self._next = self._backoff.failed(now)
+        if kind is FailureKind.THROTTLED:
+            self.throttled += 1
+            self.throttled_micros += self._next - now
         if self._backoff.is_long(now):
             log.warning(
                 "shard %s of stream %s: %s", self.shard, self._address.stream, source_error(error, self._address)

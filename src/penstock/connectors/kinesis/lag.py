@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from penstock.clock import SystemClock, format_time
 from penstock.connectors.kinesis.client import describe, is_of_boto, list_shards, new_client, source_error
 from penstock.connectors.kinesis.shards import check_identity
-from penstock.facts import PartitionLag, SourceLag
+from penstock.facts import THROTTLED, THROTTLED_MS, PartitionLag, SourceLag
 from penstock.interfaces.source import Backlog
 
 if TYPE_CHECKING:
@@ -45,6 +45,36 @@ def report_lag(task: str, fetchers: Mapping[str, ShardFetcher]) -> SourceLag:
         eta_seconds=None,
         partitions=partitions,
     )
+
+
+class ThrottleMeter:
+    """Counts the requests that Kinesis has refused because there were too many, and how long they were waited for.
+
+    Args:
+        count: lets a counter of the source grow.
+    """
+
+    def __init__(self, count: Callable[[str, int], None]) -> None:
+        self._count = count
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def note(self, shard: str, fetcher: ShardFetcher) -> None:
+        """Count what is new since the last call for a fetcher."""
+        now = fetcher.throttled, fetcher.throttled_micros
+        before = self._seen.get(shard, (0, 0))
+        if now != before:
+            self._seen[shard] = now
+            self.add(now[0] - before[0], now[1] - before[1])
+
+    def add(self, requests: int, micros: int) -> None:
+        """Count some requests."""
+        self._count(THROTTLED, requests)
+        self._count(THROTTLED_MS, -(-micros // 1_000))
+
+    def forget(self, shard: str, fetcher: ShardFetcher) -> None:
+        """Count the last of a fetcher, which is used no more."""
+        self.note(shard, fetcher)
+        self._seen.pop(shard, None)
 
 
 # ---- without a reader ------------------------------------------------------------------------------------------------

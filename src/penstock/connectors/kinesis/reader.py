@@ -15,7 +15,7 @@ from penstock.clock import Clock, MonotonicTime, SystemClock, format_time
 from penstock.connectors.kinesis.client import describe, is_of_boto, list_shards, new_client, source_error
 from penstock.connectors.kinesis.fetch import MAX_THREADS, FetchedRecord, FetchPool, ShardFetcher, StreamWatcher
 from penstock.connectors.kinesis.frames import KinesisFrames, ShardRecords
-from penstock.connectors.kinesis.lag import report_lag
+from penstock.connectors.kinesis.lag import ThrottleMeter, report_lag
 from penstock.connectors.kinesis.lease_commits import LeaseCommits
 from penstock.connectors.kinesis.lease_import import ImportedStart, match_listing
 from penstock.connectors.kinesis.positions import After, AtHorizon, AtTime, order
@@ -113,6 +113,7 @@ class KinesisReader:
         self._config = config
         self._uid = context.uid
         self._report = context.report
+        self._throttling = ThrottleMeter(context.count)
         self._client = client if client is not None else new_client(config.address)
         self._clock = clock or SystemClock()
         # Not seeded: several jobs should not ask at the same moments.
@@ -216,6 +217,8 @@ class KinesisReader:
             self._lag_due = MonotonicTime(now + _LAG_EVERY)
             self._report(report_lag(self._uid, self._fetchers))
             self._note_read()
+            for shard, fetcher in self._fetchers.items():
+                self._throttling.note(shard, fetcher)
         if self._until_caught_up and self._is_caught_up():
             self._report(report_lag(self._uid, self._fetchers))
             return CaughtUp()
@@ -312,7 +315,9 @@ class KinesisReader:
         self._pool.wake()
 
     def _remove(self, shard: str) -> None:
-        self._pool.remove(self._fetchers.pop(shard))
+        fetcher = self._fetchers.pop(shard)
+        self._pool.remove(fetcher)
+        self._throttling.forget(shard, fetcher)
         self._listings.pop(shard, None)
         self._restarts.pop(shard, None)
 
