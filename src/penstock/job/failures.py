@@ -94,8 +94,9 @@ def _lost_block_error(error: BaseException) -> PenstockError | None:
 def _connector_error(error: BaseException) -> PenstockError | None:
     from penstock.connectors.files import ranges
     from penstock.connectors.kafka import client
+    from penstock.connectors.kinesis import ranges as kinesis_ranges
 
-    return client.explain(error) or ranges.explain(error)
+    return client.explain(error) or ranges.explain(error) or kinesis_ranges.explain(error)
 
 
 def _function_error(error: BaseException, text: str) -> PenstockError | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.connectors.kinesis.shards import KinesisPosition
     from penstock.formats.json_arrow import JsonDecoder
 
+ReadIn: TypeAlias = Literal["auto", "driver", "executors"]
 OnLostRecords: TypeAlias = Literal["fail", "continue"]
 StreamStart: TypeAlias = "Literal['earliest', 'latest'] | int | ImportedStart"
 """A word, a time in milliseconds since the epoch, or where a KCL application stands."""
@@ -93,6 +94,7 @@ class KinesisConfig:
     needed_columns: frozenset[str] | None
     replay_end: KinesisPosition | None
     leases: LeaseOptions
+    read_in: ReadIn
 
     @property
     def partition_column(self) -> str:
@@ -247,6 +249,13 @@ def check_lost(on_lost_records: object) -> None:
     """Raise ``GraphError`` unless ``on_lost_records`` is one of its words."""
     if on_lost_records not in ("fail", "continue"):
         msg = f"on_lost_records={on_lost_records!r} is not possible. It must be one of 'fail', 'continue'."
+        raise GraphError(msg)
+
+
+def check_read_in(read_in: object) -> None:
+    """Raise ``GraphError`` unless ``read_in`` is one of its words."""
+    if read_in not in ("auto", "driver", "executors"):
+        msg = f"read_in={read_in!r} is not possible. It must be one of 'auto', 'driver', 'executors'."
         raise GraphError(msg)
 
 

@@ -68,8 +68,9 @@ class ThrottleMeter:
 
     def add(self, requests: int, micros: int) -> None:
         """Count some requests."""
-        self._count(THROTTLED, requests)
-        self._count(THROTTLED_MS, -(-micros // 1_000))
+        if requests:
+            self._count(THROTTLED, requests)
+            self._count(THROTTLED_MS, -(-micros // 1_000))
 
     def forget(self, shard: str, fetcher: ShardFetcher) -> None:
         """Count the last of a fetcher, which is used no more."""

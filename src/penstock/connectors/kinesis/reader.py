@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, cast
 
@@ -19,6 +20,8 @@ from penstock.connectors.kinesis.lag import ThrottleMeter, report_lag
 from penstock.connectors.kinesis.lease_commits import LeaseCommits
 from penstock.connectors.kinesis.lease_import import ImportedStart, match_listing
 from penstock.connectors.kinesis.positions import After, AtHorizon, AtTime, order
+from penstock.connectors.kinesis.probe import ShardProber
+from penstock.connectors.kinesis.ranges import RangeTask, row_count
 from penstock.connectors.kinesis.shards import (
     KinesisPosition,
     ShardRange,
@@ -66,6 +69,11 @@ _MAX_ROWS: Final = 100_000
 """Most rows of a batch if nothing else limits it."""
 _MIN_PAUSE, _MAX_PAUSE = 1_000, 10_000
 """Microseconds until a reader without records is polled again: at first, and after some polls without any."""
+MANY_SHARDS: Final = MAX_THREADS
+"""Most shards that the driver reads if ``read_in`` is ``"auto"``; executors read until there are half as many."""
+FIRST_WINDOW: Final = 10_000
+"""Milliseconds of arrival that a range of an executor may have: at most 10,000 records and 10 MB, by Kinesis's limits
+of what is put into a shard."""
 _LAG_EVERY: Final = 1_000_000
 _MAX_RESTARTS: Final = 5
 """How often in a row a shard that is listed may be unknown to reads, before its position counts as wrong."""
@@ -77,6 +85,14 @@ class FetchedBatch:
 
     ranges: tuple[ShardRange, ...]
     table: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorBatch:
+    """Plan of a batch that executors will read: its number, and its ranges, which are fixed before a job reads them."""
+
+    number: int
+    ranges: tuple[RangeTask, ...]
 
 
 class KinesisReader:
@@ -141,6 +157,9 @@ class KinesisReader:
         self._frames = frames
         self._spark = context.spark
         self._turn: str | None = None
+        self._in_executors = False
+        self._number = 0
+        self._window = FIRST_WINDOW
         self._pause = _MIN_PAUSE
         self._lag_due = self._opened
         self._closed = False
@@ -243,14 +262,25 @@ class KinesisReader:
     def _start_fetchers(self) -> None:
         """Fetch the shards that may be read, and only those."""
         ids = readable(self._position, self._orphans)
+        if self._read_in_executors(len(ids)) is not self._in_executors:
+            self._in_executors = not self._in_executors
+            for shard in list(self._fetchers):  # what they have fetched is read again from the position
+                self._remove(shard)
         for shard in ids:
             if shard not in self._fetchers:
                 self._fetchers[shard] = self._new_fetcher(shard, len(ids))
                 self._pool.add(self._fetchers[shard])
 
+    def _read_in_executors(self, shards: int) -> bool:
+        config = self._config
+        if config.read_in != "auto" or config.replay_end is not None:  # an end is a record, which is not to be passed
+            return config.read_in == "executors" and config.replay_end is None
+        return shards > (MANY_SHARDS // 2 if self._in_executors else MANY_SHARDS)
+
     def _new_fetcher(self, shard: str, shards: int) -> ShardFetcher:
         state = self._position.shards[shard]
-        return ShardFetcher(
+        new = partial(ShardProber, window=lambda: self._window) if self._in_executors else ShardFetcher
+        return new(
             self._client,
             self._config.address,
             shard,
@@ -381,6 +411,8 @@ class KinesisReader:
             return NoData(wake_at=MonotonicTime(now + self._pause))
         self._pause = _MIN_PAUSE
         shares, self._turn = self._share(waiting, limits)
+        if self._in_executors:
+            return self._plan_for_executors(shares)
         taken, ranges = [], []
         for shard, count in shares.items():
             if count:
@@ -390,6 +422,35 @@ class KinesisReader:
         self._position = advance(self._position, ranges)
         self._pool.wake()  # there is room again
         return self._batch(taken, tuple(ranges))
+
+    def _plan_for_executors(self, shares: Mapping[str, int]) -> PlannedBatch:
+        tasks = []
+        for shard, count in shares.items():
+            if count:
+                before = self._position.shards[shard].read_until
+                part = replace(self._range(shard, self._fetchers[shard].take(count)), count=None)
+                tasks.append(RangeTask(part=part, read_until=before, retention=self._retention))
+        self._position = advance(self._position, [task.part for task in tasks])
+        self._pool.wake()
+        self._number += 1
+        plan, partitions = ExecutorBatch(self._number, tuple(tasks)), self.partitions()
+        return PlannedBatch(
+            plan=plan,
+            verify=lambda: self._verify(plan),
+            partitions=partitions,
+            takes_all=not partitions.behind,
+        )
+
+    def _verify(self, plan: ExecutorBatch) -> None:
+        """Check that all reads of the batch's ranges had the same number of rows.
+
+        Raises:
+            SourceUnavailable: they had not.
+        """
+        assert self._frames is not None  # it has made the plan's frame
+        for task in plan.ranges:
+            row_count(self._frames.counts, plan.number, task.part.shard)
+        self._throttling.add(*self._frames.new_throttling())
 
     def _share(self, waiting: Mapping[str, int], limits: ReadLimit) -> tuple[dict[str, int], str | None]:
         most = _MAX_ROWS if limits.rows is None else min(_MAX_ROWS, max(1, limits.rows))
@@ -416,7 +477,7 @@ class KinesisReader:
     def _batch(self, taken: list[ShardRecords], ranges: tuple[ShardRange, ...]) -> PlannedBatch:
         frames = self._frames = self._frames or KinesisFrames(self._spark, self._config)
         table = frames.table(taken)
-        rows = sum(part.count for part in ranges)
+        rows = sum(len(part.records) for part in taken)
         if table.num_rows != rows:
             msg = f"A batch of {rows} records has {table.num_rows} rows."
             raise InternalError(msg)
@@ -442,8 +503,10 @@ class KinesisReader:
 
     def frame(self, plan: object) -> DataFrame:
         """A lazy frame of the plan's rows."""
-        assert self._frames is not None  # it has made the plan's table
-        return self._frames.of_table(cast("FetchedBatch", plan).table)
+        frames = self._frames = self._frames or KinesisFrames(self._spark, self._config)
+        if isinstance(plan, ExecutorBatch):
+            return frames.of_ranges(plan.number, plan.ranges)
+        return frames.of_table(cast("FetchedBatch", plan).table)
 
     def position(self) -> Position:
         """The position after the last plan."""

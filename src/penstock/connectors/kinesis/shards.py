@@ -90,12 +90,15 @@ class KinesisPosition:
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """The records of one shard in a batch: those after a position, up to and including another, and their number."""
+    """The records of one shard in a batch: those after a position, up to and including another, and their number.
+
+    The number is ``None`` if executors will read them: they have not been counted yet.
+    """
 
     shard: str
     after: ShardPosition
     to: After
-    count: int
+    count: int | None
     read_until: int | None = None
 
 
@@ -280,7 +283,7 @@ def advance(position: KinesisPosition, ranges: Sequence[ShardRange]) -> KinesisP
     shards = dict(position.shards)
     for part in ranges:
         state = shards[part.shard]
-        if state.position != part.after or part.count < 1:
+        if state.position != part.after or (part.count is not None and part.count < 1):
             msg = f"Range {part} does not follow on position {state.position} of shard {part.shard}."
             raise InternalError(msg)
         known = [time for time in (state.read_until, part.read_until) if time is not None]

@@ -15,8 +15,10 @@ from penstock.connectors.kinesis.config import (
     LeaseMode,
     LeaseOptions,
     OnLostRecords,
+    ReadIn,
     check_lost,
     check_most,
+    check_read_in,
     parse_address,
     parse_stream_start,
 )
@@ -71,6 +73,9 @@ class Source(KinesisConfig):
             referred to: ``{"aws_secret_access_key": ps.kinesis.env("KINESIS_SECRET")}``.
         leases: the lease table of a KCL application and what is done with it, as in
             ``ps.kinesis.leases("orders-app", mode="export")``; by default there is none.
+        read_in: where records are fetched: ``"driver"``; ``"executors"``, which have to reach the service and to find
+            credentials, and for which the driver only looks where ranges end; or ``"auto"``, by executors while more
+            than 32 shards are read.
 
     Raises:
         GraphError: an argument is impossible, or holds a secret.
@@ -95,8 +100,10 @@ class Source(KinesisConfig):
         max_bytes_per_batch: int | None = None,
         options: Mapping[str, object] | None = None,
         leases: LeaseOptions | None = None,
+        read_in: ReadIn = "auto",
     ) -> None:
         check_lost(on_lost_records)
+        check_read_in(read_in)
         check_most("max_rows_per_batch", max_rows_per_batch)
         check_most("max_bytes_per_batch", max_bytes_per_batch)
         address = parse_address(stream, region, endpoint_url, options or {})
@@ -119,6 +126,7 @@ class Source(KinesisConfig):
             "needed_columns": None,
             "replay_end": None,
             "leases": lease_options,
+            "read_in": read_in,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
