@@ -9,9 +9,11 @@ from kinesis_fake import throttled
 from penstock.connectors.kinesis.aggregation import UserRecord, pack
 from penstock.connectors.kinesis.positions import After
 from penstock.connectors.kinesis.ranges import RangeFailed, explain, read_range, row_count
-from penstock.connectors.kinesis.reader import ExecutorBatch
+from penstock.connectors.kinesis.reader import RangesBatch
 from penstock.errors import SourceUnavailable
 from penstock.interfaces.source import NoData, PlannedBatch
+from planted import of_kinesis  # noqa: F401
+from planted.bug import planted
 
 
 class Executors(Bench):
@@ -46,7 +48,7 @@ class Executors(Bench):
                 quiet += 1
                 continue
             quiet = 0
-            assert isinstance(answer.plan, ExecutorBatch)
+            assert isinstance(answer.plan, RangesBatch)
             self.plans.append(answer)
             for task in answer.plan.ranges:
                 self.task_rows(task, dies_after=1)
@@ -151,11 +153,29 @@ def test_a_range_whose_last_record_is_missing_fails():
         bench.task_rows(task)
 
 
+def check_what_arrives_between_two_attempts():
+    bench = executors()
+    put_over_time(bench, 0, 20)
+    [task] = bench.next_plan().plan.ranges
+    first = bench.task_rows(task)
+    put_over_time(bench, 20, 40)
+    assert bench.task_rows(task) == first
+
+
+def test_records_that_arrive_after_a_failed_attempt_are_not_in_the_next():
+    check_what_arrives_between_two_attempts()
+
+
+def test_a_range_that_is_not_cut_at_its_end_is_found():
+    with planted("range-uncut"), pytest.raises(AssertionError):
+        check_what_arrives_between_two_attempts()
+
+
 def test_two_reads_of_a_range_that_count_other_rows_fail_the_batch():
-    assert row_count({"3/s": (5, 5)}, 3, "s") == 5
-    assert row_count({}, 3, "s") is None
+    assert row_count((5, 5), "s") == 5
+    assert row_count((), "s") is None
     with pytest.raises(SourceUnavailable, match="had 4 and 5 records"):
-        row_count({"3/s": (5, 4)}, 3, "s")
+        row_count((5, 4), "s")
 
 
 def test_executors_read_while_there_are_many_shards():

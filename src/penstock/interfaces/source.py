@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from penstock.clock import MonotonicTime, SystemClock, WallTime
 from penstock.elements import ObservedMetrics, SourcePartitions
@@ -30,6 +30,10 @@ from penstock.handles import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+
+ReadIn: TypeAlias = Literal["auto", "driver", "executors"]
+"""Where a source fetches its rows."""
 
 
 def ignore_fact(fact: Fact) -> None:

@@ -13,7 +13,7 @@ from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.offsets import OffsetReset, Offsets, Start, Stop, TopicPartition
 from penstock.connectors.secrets import EnvironmentSecret, FileSecret, Option, check_option
 from penstock.errors import GraphError, sentence
-from penstock.interfaces.source import DECODED_RECORD, ReadLimit
+from penstock.interfaces.source import DECODED_RECORD, ReadIn, ReadLimit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
 CommitOption: TypeAlias = Literal["on-checkpoints", "periodic", "disabled"]
 OnLostOffsets: TypeAlias = Literal["fail", "continue"]
-ReadIn: TypeAlias = Literal["auto", "driver", "executors"]
 
 TOPIC_PARTITION: Final = "topic_partition"
 """The additional column of sources with several topics; a value is ``orders-3``."""

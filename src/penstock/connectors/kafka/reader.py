@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from penstock.clock import WallTime
     from penstock.connectors.kafka.client import Cluster, Consumer
-    from penstock.connectors.kafka.config import KafkaConfig, ReadIn
+    from penstock.connectors.kafka.config import KafkaConfig
     from penstock.connectors.kafka.offsets import Offsets, Topics
     from penstock.handles import CheckpointId, Position
-    from penstock.interfaces.source import PollResult, SourceContext
+    from penstock.interfaces.source import PollResult, ReadIn, SourceContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from penstock.connectors.kafka.config import (
     JsonColumn,
     KafkaConfig,
     OnLostOffsets,
-    ReadIn,
     check_choice,
     check_options,
     choose_commit_mode,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
     from penstock.connectors.kafka.reader import KafkaReader
     from penstock.handles import Position
-    from penstock.interfaces.source import Backlog, SourceContext
+    from penstock.interfaces.source import Backlog, ReadIn, SourceContext
 
 log = logging.getLogger("penstock")
 

@@ -16,7 +16,7 @@ from penstock.connectors.kinesis.lease_table import TableAddress
 from penstock.connectors.kinesis.positions import ShardPosition
 from penstock.connectors.secrets import EnvironmentSecret, FileSecret, Option, check_option
 from penstock.errors import GraphError, did_you_mean
-from penstock.interfaces.source import DECODED_RECORD, ReadLimit
+from penstock.interfaces.source import DECODED_RECORD, ReadIn, ReadLimit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from penstock.connectors.kinesis.shards import KinesisPosition
     from penstock.formats.json_arrow import JsonDecoder
 
-ReadIn: TypeAlias = Literal["auto", "driver", "executors"]
 OnLostRecords: TypeAlias = Literal["fail", "continue"]
 StreamStart: TypeAlias = "Literal['earliest', 'latest'] | int | ImportedStart"
 """A word, a time in milliseconds since the epoch, or where a KCL application stands."""

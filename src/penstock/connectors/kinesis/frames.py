@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from penstock.connectors.kinesis.fetch import FetchedRecord
-from penstock.connectors.kinesis.ranges import THROTTLED, CountAccumulator, RangeReader, RangeTask, as_tasks
+from penstock.connectors.kinesis.ranges import (
+    THROTTLED,
+    CountAccumulator,
+    RangeTask,
+    ShardRangeReader,
+    as_tasks,
+    count_name,
+)
 from penstock.elements import ObservedMetrics
 from penstock.interfaces.source import DECODED_RECORD, UNDECODED_METRIC
 from penstock.spark.arrow import ArrowSender
@@ -40,7 +47,7 @@ _ONE_PARTITION: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordColumns:
+class ShardColumns:
     """Makes the columns of record batches. Can be pickled.
 
     Attributes:
@@ -102,7 +109,7 @@ class KinesisFrames:
         decoder = None
         if config.json is not None:
             decoder = config.json.decoder.in_zone(spark.conf.get("spark.sql.session.timeZone"))
-        self._columns = RecordColumns(
+        self._columns = ShardColumns(
             schema=cast("Any", to_arrow_schema)(schema, timezone="UTC"),
             stream=config.address.stream.rpartition("/")[2],
             decoder=decoder,
@@ -110,7 +117,6 @@ class KinesisFrames:
         )
         self._spark, self._schema, self._address = spark, schema, config.address
         self._counts = spark.sparkContext.accumulator({}, CountAccumulator())
-        self._throttled = 0
         self._task_numbers: dict[int, DataFrame] = {}
         self._cores = max(1, int(spark.sparkContext.defaultParallelism))
         self._sender = ArrowSender(spark, schema)
@@ -140,18 +146,17 @@ class KinesisFrames:
         if len(tasks) not in self._task_numbers:  # numbers are data of the plan: Spark compiles nothing again
             rows = ", ".join(f"({number})" for number in range(len(tasks)))
             self._task_numbers[len(tasks)] = self._spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
-        reader = RangeReader(
+        reader = ShardRangeReader(
             batch=batch, tasks=tasks, columns=self._columns, address=self._address, counts=self._counts
         )
         return self._task_numbers[len(tasks)].mapInArrow(reader, self._schema)
 
-    @property
-    def counts(self) -> Mapping[str, tuple[int, ...]]:
-        """What tasks have counted; some perhaps more than once."""
-        return self._counts.value
+    def take_counts(self, batch: int, ranges: Sequence[RangeTask]) -> list[tuple[int, ...]]:
+        """The rows of each range of a batch as each of its reads has counted them; they are not kept."""
+        names = (count_name(batch, task.part.shard) for task in ranges)
+        return [self._counts.value.pop(name, ()) for name in names]
 
-    def new_throttling(self) -> tuple[int, int]:
+    def take_throttling(self) -> tuple[int, int]:
         """Requests of tasks that were refused since the last call, and microseconds that they were waited for."""
-        numbers = self.counts.get(THROTTLED, ())
-        new, self._throttled = numbers[self._throttled :], len(numbers)
-        return sum(new[::2]), sum(new[1::2])
+        numbers = self._counts.value.pop(THROTTLED, ())
+        return sum(numbers[::2]), sum(numbers[1::2])

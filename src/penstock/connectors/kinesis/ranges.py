@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.accumulators import AccumulatorParam
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark import Accumulator
 
     from penstock.connectors.kinesis.client import KinesisClient, StreamAddress
-    from penstock.connectors.kinesis.frames import RecordColumns
+    from penstock.connectors.kinesis.frames import ShardColumns
     from penstock.connectors.kinesis.shards import ShardRange
 
 MARK: Final = "penstock-kinesis-range:"
@@ -112,7 +112,7 @@ def read_range(
         records = fetcher.take(fetcher.buffered)
         if records:
             progress, last = clock.now(), records[-1][:2]
-            yield [record for record in records if record[:2] <= end]
+            yield _until(end, records)
             if last >= end and end not in {record[:2] for record in records}:
                 raise _failed(part, address, f"record {last[0]} came in the place of the last one")
         elif fetcher.ended or fetcher.is_gone:
@@ -120,6 +120,11 @@ def read_range(
         elif clock.now() > progress + FAIL_AFTER:
             raise _failed(part, address, "no record came for five minutes")
     throttled(fetcher.throttled, fetcher.throttled_micros)
+
+
+def _until(end: tuple[int, int], records: list[FetchedRecord]) -> list[FetchedRecord]:
+    """The records up to the last one of the range: what arrives later belongs to other ranges."""
+    return [record for record in records if record[:2] <= end]
 
 
 def _check(fetcher: ShardFetcher, part: ShardRange, address: StreamAddress) -> None:
@@ -180,7 +185,7 @@ def _client(address: StreamAddress) -> KinesisClient:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RangeReader:
+class ShardRangeReader:
     """Reads the ranges of tasks, given by number. Spark calls it in its Python workers.
 
     Attributes:
@@ -193,7 +198,7 @@ class RangeReader:
 
     batch: int
     tasks: tuple[tuple[RangeTask, ...], ...]
-    columns: RecordColumns
+    columns: ShardColumns
     address: StreamAddress
     counts: Accumulator[dict[str, tuple[int, ...]]] = field(repr=False)
 
@@ -233,13 +238,13 @@ def as_tasks(ranges: tuple[RangeTask, ...], most: int) -> tuple[tuple[RangeTask,
     return tuple(ranges[at::most] for at in range(min(most, len(ranges))))
 
 
-def row_count(counts: Any, batch: int, shard: str) -> int | None:
+def row_count(counts: Sequence[int], shard: str) -> int | None:
     """The rows of a range as all reads have counted them; ``None`` if none has read it to its end.
 
     Raises:
         SourceUnavailable: two reads have found other numbers of rows.
     """
-    found = set(counts.get(count_name(batch, shard), ()))
+    found = set(counts)
     if len(found) > 1:
         msg = (
             f"Two reads of the same range of shard {shard} had {' and '.join(map(str, sorted(found)))} records. A "
@@ -247,3 +252,21 @@ def row_count(counts: Any, batch: int, shard: str) -> int | None:
         )
         raise SourceUnavailable(msg)
     return next(iter(found), None)
+
+
+# ---- how long ranges are ---------------------------------------------------------------------------------------------
+
+FIRST_WINDOW: Final = 10_000
+"""Milliseconds of arrival that a range has at first: at most 10,000 records and 10 MB, by the limits of a shard."""
+MIN_WINDOW, MAX_WINDOW = 500, 600_000
+
+
+def adapt_window(window: int, rows: int, most: int) -> int:
+    """The next window, by the rows of a batch: half after one that was too large, twice after a small one.
+
+    >>> adapt_window(10_000, 5, 100), adapt_window(10_000, 70, 100), adapt_window(10_000, 101, 100)
+    (20000, 10000, 5000)
+    """
+    if rows > most:
+        return max(MIN_WINDOW, window // 2)
+    return min(MAX_WINDOW, window * 2) if rows < most // 2 else window

@@ -1,4 +1,4 @@
-"""KinesisReader: makes batches of the records that fetchers have read ahead, in the driver.
+"""KinesisReader: makes batches of the records that fetchers have read ahead, in the driver; of many shards, of ranges.
 
 All decisions are made in ``poll``, on the thread of the source: what the threads have found, they leave for it.
 """
@@ -21,7 +21,7 @@ from penstock.connectors.kinesis.lease_commits import LeaseCommits
 from penstock.connectors.kinesis.lease_import import ImportedStart, match_listing
 from penstock.connectors.kinesis.positions import After, AtHorizon, AtTime, order
 from penstock.connectors.kinesis.probe import ShardProber
-from penstock.connectors.kinesis.ranges import RangeTask, row_count
+from penstock.connectors.kinesis.ranges import FIRST_WINDOW, RangeTask, adapt_window, row_count
 from penstock.connectors.kinesis.shards import (
     KinesisPosition,
     ShardRange,
@@ -71,9 +71,6 @@ _MIN_PAUSE, _MAX_PAUSE = 1_000, 10_000
 """Microseconds until a reader without records is polled again: at first, and after some polls without any."""
 MANY_SHARDS: Final = MAX_THREADS
 """Most shards that the driver reads if ``read_in`` is ``"auto"``; executors read until there are half as many."""
-FIRST_WINDOW: Final = 10_000
-"""Milliseconds of arrival that a range of an executor may have: at most 10,000 records and 10 MB, by Kinesis's limits
-of what is put into a shard."""
 _LAG_EVERY: Final = 1_000_000
 _MAX_RESTARTS: Final = 5
 """How often in a row a shard that is listed may be unknown to reads, before its position counts as wrong."""
@@ -88,11 +85,22 @@ class FetchedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorBatch:
-    """Plan of a batch that executors will read: its number, and its ranges, which are fixed before a job reads them."""
+class RangesBatch:
+    """Plan of a batch that executors will read.
+
+    Attributes:
+        number: of the batch.
+        ranges: its ranges, which are fixed before a job reads them.
+        most: about how many rows it was to have.
+    """
 
     number: int
     ranges: tuple[RangeTask, ...]
+    most: int
+
+
+def _most_rows(limits: ReadLimit) -> int:
+    return _MAX_ROWS if limits.rows is None else min(_MAX_ROWS, max(1, limits.rows))
 
 
 class KinesisReader:
@@ -412,7 +420,7 @@ class KinesisReader:
         self._pause = _MIN_PAUSE
         shares, self._turn = self._share(waiting, limits)
         if self._in_executors:
-            return self._plan_for_executors(shares)
+            return self._plan_for_executors(shares, _most_rows(limits))
         taken, ranges = [], []
         for shard, count in shares.items():
             if count:
@@ -423,7 +431,7 @@ class KinesisReader:
         self._pool.wake()  # there is room again
         return self._batch(taken, tuple(ranges))
 
-    def _plan_for_executors(self, shares: Mapping[str, int]) -> PlannedBatch:
+    def _plan_for_executors(self, shares: Mapping[str, int], most: int) -> PlannedBatch:
         tasks = []
         for shard, count in shares.items():
             if count:
@@ -433,7 +441,7 @@ class KinesisReader:
         self._position = advance(self._position, [task.part for task in tasks])
         self._pool.wake()
         self._number += 1
-        plan, partitions = ExecutorBatch(self._number, tuple(tasks)), self.partitions()
+        plan, partitions = RangesBatch(self._number, tuple(tasks), most), self.partitions()
         return PlannedBatch(
             plan=plan,
             verify=lambda: self._verify(plan),
@@ -441,19 +449,22 @@ class KinesisReader:
             takes_all=not partitions.behind,
         )
 
-    def _verify(self, plan: ExecutorBatch) -> None:
+    def _verify(self, plan: RangesBatch) -> None:
         """Check that all reads of the batch's ranges had the same number of rows.
 
         Raises:
             SourceUnavailable: they had not.
         """
         assert self._frames is not None  # it has made the plan's frame
-        for task in plan.ranges:
-            row_count(self._frames.counts, plan.number, task.part.shard)
-        self._throttling.add(*self._frames.new_throttling())
+        counts = self._frames.take_counts(plan.number, plan.ranges)
+        rows = [row_count(count, task.part.shard) for count, task in zip(counts, plan.ranges, strict=True)]
+        read = [count for count in rows if count is not None]
+        if len(read) == len(plan.ranges):
+            self._window = adapt_window(self._window, sum(read), plan.most)
+        self._throttling.add(*self._frames.take_throttling())
 
     def _share(self, waiting: Mapping[str, int], limits: ReadLimit) -> tuple[dict[str, int], str | None]:
-        most = _MAX_ROWS if limits.rows is None else min(_MAX_ROWS, max(1, limits.rows))
+        most = _most_rows(limits)
         shares, turn = share(waiting, most, self._turn)
         if limits.bytes is not None:
             sizes = {shard: self._fetchers[shard].sizes(rows) for shard, rows in shares.items()}
@@ -504,7 +515,7 @@ class KinesisReader:
     def frame(self, plan: object) -> DataFrame:
         """A lazy frame of the plan's rows."""
         frames = self._frames = self._frames or KinesisFrames(self._spark, self._config)
-        if isinstance(plan, ExecutorBatch):
+        if isinstance(plan, RangesBatch):
             return frames.of_ranges(plan.number, plan.ranges)
         return frames.of_table(cast("FetchedBatch", plan).table)
 

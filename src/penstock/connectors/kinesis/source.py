@@ -15,7 +15,6 @@ from penstock.connectors.kinesis.config import (
     LeaseMode,
     LeaseOptions,
     OnLostRecords,
-    ReadIn,
     check_lost,
     check_most,
     check_read_in,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from penstock.connectors.kinesis.reader import KinesisReader
     from penstock.handles import Position
-    from penstock.interfaces.source import Backlog, SourceContext
+    from penstock.interfaces.source import Backlog, ReadIn, SourceContext
 
 log = logging.getLogger("penstock")
 
