@@ -444,8 +444,9 @@ def test_exactly_once_needs_a_prefix_and_a_prefix_exactly_once():
         ps.kafka.Sink(**place, guarantee="none", transactional_id_prefix="shop")
     with pytest.raises(GraphError, match="transactional_id_prefix='a b' is no name"):
         ps.kafka.Sink(**place, transactional_id_prefix="a b")
-    with pytest.raises(GraphError, match="on_lost_marker is 'guess'"):
-        ps.kafka.Sink(**place, transactional_id_prefix="shop", on_lost_marker="guess")
+    for wrong in ("guess", True, -1):
+        with pytest.raises(GraphError, match=f"on_lost_marker is {wrong!r}, .* or the number of the last checkpoint"):
+            ps.kafka.Sink(**place, transactional_id_prefix="shop", on_lost_marker=wrong)
 
 
 def test_two_sinks_with_one_prefix_are_refused_151():
