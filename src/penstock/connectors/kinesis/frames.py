@@ -1,29 +1,31 @@
-"""Records of Kinesis to Arrow, and Arrow to Spark frames. The driver has fetched the records."""
+"""Records of Kinesis to Arrow, and Arrow to Spark frames. The driver has fetched the records, or Python workers do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from pyspark.accumulators import AccumulatorParam
+
+from penstock.clock import SystemClock
+from penstock.connectors.kinesis.client import new_client
 from penstock.connectors.kinesis.fetch import FetchedRecord
-from penstock.connectors.kinesis.ranges import (
-    THROTTLED,
-    CountAccumulator,
-    RangeTask,
-    ShardRangeReader,
-    as_tasks,
-    count_name,
-)
+from penstock.connectors.kinesis.ranges import RangeFailed, read_range
 from penstock.elements import ObservedMetrics
+from penstock.errors import PenstockError
 from penstock.interfaces.source import DECODED_RECORD, UNDECODED_METRIC
 from penstock.spark.arrow import ArrowSender
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import Accumulator
     from pyspark.sql import DataFrame, SparkSession
 
+    from penstock.connectors.kinesis.client import KinesisClient, StreamAddress
     from penstock.connectors.kinesis.config import KinesisConfig
+    from penstock.connectors.kinesis.ranges import RangeTask
     from penstock.formats.json_arrow import JsonDecoder
 
 
@@ -94,6 +96,103 @@ class ShardColumns:
         return pa.array(values, pa.int64()).cast(type) if name == "timestamp" else pa.array(values, type)
 
 
+# ---- in a Python worker ----------------------------------------------------------------------------------------------
+
+_clients: dict[tuple[object, ...], KinesisClient] = {}
+
+
+def _client(address: StreamAddress) -> KinesisClient:
+    """This process's client with these options, made by the first call."""
+    key = (
+        os.getpid(),
+        address.region,
+        address.endpoint_url,
+        *sorted(address.options.items(), key=lambda each: each[0]),
+    )
+    if key not in _clients:
+        _clients.clear()
+        _clients[key] = new_client(address)
+    return _clients[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRangeReader:
+    """Reads the ranges of tasks, given by number. Spark calls it in its Python workers.
+
+    Attributes:
+        batch: the number of the batch, for counts.
+        tasks: the ranges of each task.
+        columns: makes the rows.
+        address: the stream; secrets by reference.
+        counts: gets the number of rows of each range that was read to its end.
+    """
+
+    batch: int
+    tasks: tuple[tuple[RangeTask, ...], ...]
+    columns: ShardColumns
+    address: StreamAddress
+    counts: Accumulator[dict[str, tuple[int, ...]]] = field(repr=False)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of the tasks whose numbers are in ``batches``."""
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for task in self.tasks[number]:
+                    yield from self._read(task)
+
+    def _read(self, task: RangeTask) -> Iterator[pa.RecordBatch]:
+        shard, rows = task.part.shard, 0
+        try:
+            records = read_range(
+                task, _client(self.address), self.address, clock=SystemClock(), throttled=self._throttled
+            )
+            for portion in records:
+                if portion:
+                    rows += len(portion)
+                    yield self.columns.batch([(shard, portion)])
+        except PenstockError as error:
+            raise RangeFailed(str(error)) from error
+        self.counts.add({_count_name(self.batch, shard): (rows,)})
+
+    def _throttled(self, requests: int, micros: int) -> None:
+        if requests:
+            self.counts.add({_THROTTLED: (requests, micros)})
+
+
+class CountAccumulator(AccumulatorParam[dict[str, tuple[int, ...]]]):
+    """Collects the numbers that tasks report, by name."""
+
+    def zero(self, value: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """No numbers."""
+        del value
+        return {}
+
+    def addInPlace(
+        self, value1: dict[str, tuple[int, ...]], value2: dict[str, tuple[int, ...]]
+    ) -> dict[str, tuple[int, ...]]:
+        """Those of both, in ``value1``."""
+        for name, numbers in value2.items():
+            value1[name] = value1.get(name, ()) + numbers
+        return value1
+
+
+_THROTTLED: Final = ""
+"""The name of pairs of numbers: refused requests, and microseconds that they were waited for."""
+
+
+def _count_name(batch: int, shard: str) -> str:
+    """The name of the number of rows of a shard in a batch."""
+    return f"{batch}/{shard}"
+
+
+def _as_tasks(ranges: tuple[RangeTask, ...], most: int) -> tuple[tuple[RangeTask, ...], ...]:
+    """Deal ranges out to at most so many tasks."""
+    return tuple(ranges[at::most] for at in range(min(most, len(ranges))))
+
+
+# ---- frames ----------------------------------------------------------------------------------------------------------
+
+
 class KinesisFrames:
     """Makes the frames of one reader.
 
@@ -142,7 +241,7 @@ class KinesisFrames:
 
     def of_ranges(self, batch: int, ranges: tuple[RangeTask, ...]) -> DataFrame:
         """A lazy frame of exactly the records of the ranges, which the executors read."""
-        tasks = as_tasks(ranges, self._cores)
+        tasks = _as_tasks(ranges, self._cores)
         if len(tasks) not in self._task_numbers:  # numbers are data of the plan: Spark compiles nothing again
             rows = ", ".join(f"({number})" for number in range(len(tasks)))
             self._task_numbers[len(tasks)] = self._spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
@@ -153,10 +252,10 @@ class KinesisFrames:
 
     def take_counts(self, batch: int, ranges: Sequence[RangeTask]) -> list[tuple[int, ...]]:
         """The rows of each range of a batch as each of its reads has counted them; they are not kept."""
-        names = (count_name(batch, task.part.shard) for task in ranges)
+        names = (_count_name(batch, task.part.shard) for task in ranges)
         return [self._counts.value.pop(name, ()) for name in names]
 
     def take_throttling(self) -> tuple[int, int]:
         """Requests of tasks that were refused since the last call, and microseconds that they were waited for."""
-        numbers = self._counts.value.pop(THROTTLED, ())
+        numbers = self._counts.value.pop(_THROTTLED, ())
         return sum(numbers[::2]), sum(numbers[1::2])

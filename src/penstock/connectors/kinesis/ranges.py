@@ -7,26 +7,18 @@ of a task reads the same rows, or fails.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from pyspark.accumulators import AccumulatorParam
-
-from penstock.clock import Clock, SystemClock, sleep
-from penstock.connectors.kinesis.client import new_client
+from penstock.clock import Clock, sleep
 from penstock.connectors.kinesis.fetch import FAIL_AFTER, READ_INTERVAL, FetchedRecord, ShardFetcher
-from penstock.errors import PenstockError, SourceUnavailable
+from penstock.errors import SourceUnavailable
 from penstock.formats import text
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark import Accumulator
-
     from penstock.connectors.kinesis.client import KinesisClient, StreamAddress
-    from penstock.connectors.kinesis.frames import ShardColumns
     from penstock.connectors.kinesis.shards import ShardRange
 
 MARK: Final = "penstock-kinesis-range:"
@@ -142,100 +134,6 @@ def _failed(part: ShardRange, address: StreamAddress, why: str) -> RangeFailed:
 
 
 # ---- counts ----------------------------------------------------------------------------------------------------------
-
-
-class CountAccumulator(AccumulatorParam[dict[str, tuple[int, ...]]]):
-    """Collects the numbers that tasks report, by name."""
-
-    def zero(self, value: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """No numbers."""
-        del value
-        return {}
-
-    def addInPlace(
-        self, value1: dict[str, tuple[int, ...]], value2: dict[str, tuple[int, ...]]
-    ) -> dict[str, tuple[int, ...]]:
-        """Those of both, in ``value1``."""
-        for name, numbers in value2.items():
-            value1[name] = value1.get(name, ()) + numbers
-        return value1
-
-
-THROTTLED: Final = ""
-"""The name of pairs of numbers: refused requests, and microseconds that they were waited for."""
-
-
-# ---- in a Python worker ----------------------------------------------------------------------------------------------
-
-_clients: dict[tuple[object, ...], KinesisClient] = {}
-
-
-def _client(address: StreamAddress) -> KinesisClient:
-    """This process's client with these options, made by the first call."""
-    key = (
-        os.getpid(),
-        address.region,
-        address.endpoint_url,
-        *sorted(address.options.items(), key=lambda each: each[0]),
-    )
-    if key not in _clients:
-        _clients.clear()
-        _clients[key] = new_client(address)
-    return _clients[key]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRangeReader:
-    """Reads the ranges of tasks, given by number. Spark calls it in its Python workers.
-
-    Attributes:
-        batch: the number of the batch, for counts.
-        tasks: the ranges of each task.
-        columns: makes the rows.
-        address: the stream; secrets by reference.
-        counts: gets the number of rows of each range that was read to its end.
-    """
-
-    batch: int
-    tasks: tuple[tuple[RangeTask, ...], ...]
-    columns: ShardColumns
-    address: StreamAddress
-    counts: Accumulator[dict[str, tuple[int, ...]]] = field(repr=False)
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the tasks whose numbers are in ``batches``."""
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                for task in self.tasks[number]:
-                    yield from self._read(task)
-
-    def _read(self, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        shard, rows = task.part.shard, 0
-        try:
-            records = read_range(
-                task, _client(self.address), self.address, clock=SystemClock(), throttled=self._throttled
-            )
-            for portion in records:
-                if portion:
-                    rows += len(portion)
-                    yield self.columns.batch([(shard, portion)])
-        except PenstockError as error:
-            raise RangeFailed(str(error)) from error
-        self.counts.add({count_name(self.batch, shard): (rows,)})
-
-    def _throttled(self, requests: int, micros: int) -> None:
-        if requests:
-            self.counts.add({THROTTLED: (requests, micros)})
-
-
-def count_name(batch: int, shard: str) -> str:
-    """The name of the number of rows of a shard in a batch."""
-    return f"{batch}/{shard}"
-
-
-def as_tasks(ranges: tuple[RangeTask, ...], most: int) -> tuple[tuple[RangeTask, ...], ...]:
-    """Deal ranges out to at most so many tasks."""
-    return tuple(ranges[at::most] for at in range(min(most, len(ranges))))
 
 
 def row_count(counts: Sequence[int], shard: str) -> int | None:
