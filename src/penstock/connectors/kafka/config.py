@@ -156,10 +156,10 @@ _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SERVER: Final = re.compile(r"(?:\w+://)?(?:[\w.-]+|\[[0-9a-fA-F:.%]+\]):\d{1,5}")
 
 
-def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Raise ``GraphError`` unless ``value`` is one of ``choices``."""
+def check_choice(name: str, value: object, choices: tuple[object, ...], *, besides: str = "") -> None:
+    """Raise ``GraphError`` unless ``value`` is one of ``choices``; ``besides`` says what else is possible."""
     if value not in choices:
-        msg = f"{name} is {value!r}, but must be one of {', '.join(repr(choice) for choice in choices)}."
+        msg = f"{name} is {value!r}, but must be one of {', '.join(repr(choice) for choice in choices)}{besides}."
         raise GraphError(msg)
 
 

@@ -256,12 +256,9 @@ class Sink:
     ) -> None:
         check_choice("guarantee", guarantee, ("exactly-once", "at-least-once", "none"))
         is_number = isinstance(on_lost_marker, int) and not isinstance(on_lost_marker, bool)
-        if on_lost_marker not in ("fail", "publish", "discard") and not (is_number and int(on_lost_marker) >= 0):
-            msg = (
-                f"on_lost_marker is {on_lost_marker!r}, but must be one of 'fail', 'publish', 'discard', or the number "
-                "of the last checkpoint whose output is in the topic."
-            )
-            raise GraphError(msg)
+        if not is_number or int(on_lost_marker) < 0:
+            words, number = ("fail", "publish", "discard"), "the number of the last checkpoint whose output is there"
+            check_choice("on_lost_marker", on_lost_marker, words, besides=f", or {number}")
         check_choice("least_transaction_version", least_transaction_version, (0, 1, 2))
         check_prefix(transactional_id_prefix, is_needed=guarantee == "exactly-once")
         check_choice("format", format, ("json", "raw"))
