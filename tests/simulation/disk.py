@@ -32,7 +32,6 @@ class Disk(MemoryFileSystem):
         self.in_flight: list[tuple[str, str, Callable[[], Any]]] = []
         self.used: dict[str, bytes] = {}
         """What each name was first used for."""
-        self._is_landing = False
         self.rotten: dict[str, bytes] = {}
         """Entries that are not what was written, or gone; and what was written."""
         self.moved_at: dict[str, int] = {}
@@ -129,10 +128,8 @@ class Disk(MemoryFileSystem):
     def land_one(self, number: int) -> str:
         """One delayed call takes effect."""
         name, path, act = self.in_flight.pop(number)
-        self._is_landing = True
         with suppress(PenstockError):  # its name may be taken; nobody waits for the answer
-            self._effect(name, path, act)
-        self._is_landing = False
+            self._effect(name, path, act, is_late=True)
         return f"{name} {path}"
 
     def move(self, source: str, target: str) -> Moved:
@@ -164,17 +161,17 @@ class Disk(MemoryFileSystem):
         msg = f"no answer to {name} of {path}"
         raise UnknownOutcome(msg)
 
-    def _effect(self, name: str, path: str, act: Callable[[], Any]) -> Any:
+    def _effect(self, name: str, path: str, act: Callable[[], Any], *, is_late: bool = False) -> Any:
         if name in ("read", "list"):
             return act()
         before = self._files.get(path)
         result = act()
         after = self._files.get(path)
         if before is not after:
-            self._changed(name, path, before, after)
+            self._changed(name, path, before, after, is_late=is_late)
         return result
 
-    def _changed(self, name: str, path: str, before: bytes | None, after: bytes | None) -> None:
+    def _changed(self, name: str, path: str, before: bytes | None, after: bytes | None, *, is_late: bool) -> None:
         ledger = self._world.ledger
         if name in ("create", "write") and after is not None:
             if path.startswith("log/"):
@@ -185,7 +182,7 @@ class Disk(MemoryFileSystem):
                 self._world.answers.landed(path, after)
                 return
             # The first try of a repeated call may land when the file is deleted already: the same bytes, once more.
-            if path in self.used and not (self._is_landing and self.used[path] == after):
+            if path in self.used and not (is_late and self.used[path] == after):
                 ledger.violated("L7", f"the name {path} is used twice")
             self.used[path] = after
             if path.endswith(".blocks"):
