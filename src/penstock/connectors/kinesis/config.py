@@ -244,17 +244,10 @@ def parse_moment(name: str, start: object, *, words: str) -> int:
     return ms
 
 
-def check_lost(on_lost_records: object) -> None:
-    """Raise ``GraphError`` unless ``on_lost_records`` is one of its words."""
-    if on_lost_records not in ("fail", "continue"):
-        msg = f"on_lost_records={on_lost_records!r} is not possible. It must be one of 'fail', 'continue'."
-        raise GraphError(msg)
-
-
-def check_read_in(read_in: object) -> None:
-    """Raise ``GraphError`` unless ``read_in`` is one of its words."""
-    if read_in not in ("auto", "driver", "executors"):
-        msg = f"read_in={read_in!r} is not possible. It must be one of 'auto', 'driver', 'executors'."
+def check_word(name: str, value: object, words: tuple[str, ...]) -> None:
+    """Raise ``GraphError`` unless ``value`` is one of ``words``."""
+    if value not in words:
+        msg = f"{name}={value!r} is not possible. It must be one of {', '.join(map(repr, words))}."
         raise GraphError(msg)
 
 

@@ -15,6 +15,7 @@ from penstock.connectors.kinesis.config import (
     check_client_options,
     check_endpoint_url,
     check_region,
+    check_word,
     parse_moment,
 )
 from penstock.connectors.kinesis.lease_export import LeaseExporter
@@ -86,9 +87,7 @@ def leases(  # noqa: PLR0913 - the arguments of a lease table
             "a-z, A-Z, 0-9, '_', '.' and '-')."
         )
         raise GraphError(msg)
-    if mode not in {each.value for each in LeaseMode}:
-        msg = f"mode={mode!r} is not possible. It must be one of 'none', 'export', 'own', 'import'."
-        raise GraphError(msg)
+    check_word("mode", mode, tuple(each.value for each in LeaseMode))
     if stream is not None and not is_stream(stream):
         msg = f"stream={stream!r} is no stream of a lease table. Write it as in '123456789012:orders:1700000000'."
         raise GraphError(msg)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from penstock.connectors.kinesis.client import StreamAddress, new_client
-from penstock.connectors.kinesis.config import parse_address
+from penstock.connectors.kinesis.config import check_word, parse_address
 from penstock.connectors.kinesis.producer import OutgoingRecord, RecordPutter
 from penstock.connectors.staging import NoOutput
 from penstock.errors import ConnectorError, GraphError, no_column
@@ -184,9 +184,7 @@ class Sink:
         endpoint_url: str | None = None,
         options: Mapping[str, object] | None = None,
     ) -> None:
-        if format not in ("json", "raw"):
-            msg = f"format={format!r} is not possible. It must be one of 'json', 'raw'."
-            raise GraphError(msg)
+        check_word("format", format, ("json", "raw"))
         values = _columns("value", value) or (("data",) if format == "raw" else ())
         if format == "raw" and len(values) > 1:
             msg = f"Raw data is one column, and value has {len(values)}. Name one, or take format='json'."

@@ -15,9 +15,8 @@ from penstock.connectors.kinesis.config import (
     LeaseMode,
     LeaseOptions,
     OnLostRecords,
-    check_lost,
     check_most,
-    check_read_in,
+    check_word,
     parse_address,
     parse_stream_start,
 )
@@ -101,8 +100,8 @@ class Source(KinesisConfig):
         leases: LeaseOptions | None = None,
         read_in: ReadIn = "auto",
     ) -> None:
-        check_lost(on_lost_records)
-        check_read_in(read_in)
+        check_word("on_lost_records", on_lost_records, ("fail", "continue"))
+        check_word("read_in", read_in, ("auto", "driver", "executors"))
         check_most("max_rows_per_batch", max_rows_per_batch)
         check_most("max_bytes_per_batch", max_bytes_per_batch)
         address = parse_address(stream, region, endpoint_url, options or {})
