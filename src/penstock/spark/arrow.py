@@ -25,6 +25,28 @@ MAX_INLINE_BYTES: Final = 1024 * 1024
 """Bytes up to which batches go to the JVM in a call, as text; more goes by a file."""
 
 
+ONE_PARTITION: Final = 2_000
+"""Rows up to which the frame of a table has one partition."""
+
+
+def task_numbers(spark: SparkSession, count: int) -> DataFrame:
+    """The numbers of tasks as rows ``n``, for a function of Python that reads what each task is to read.
+
+    They are data of the plan, not literals of its code: Spark compiles nothing again.
+    """
+    rows = ", ".join(f"({number})" for number in range(count))
+    return spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
+
+
+def in_chunks(batch: pa.RecordBatch, cores: int) -> pa.Table:
+    """A record batch as a table, one chunk for each partition of its frame."""
+    import pyarrow as pa
+
+    parts = 1 if batch.num_rows <= ONE_PARTITION else cores
+    share = -(-batch.num_rows // parts)
+    return pa.Table.from_batches([batch.slice(at, share) for at in range(0, batch.num_rows, share)])
+
+
 class ArrowSender:
     """Sends Arrow batches to the JVM of a session and makes lazy frames of them. Runs no job.
 

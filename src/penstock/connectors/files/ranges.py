@@ -21,6 +21,7 @@ from penstock.connectors.files.listing import COMPRESSED, FileSignature, FileSli
 from penstock.errors import ConnectorError, DecodeError, GraphError, SourceChanged, sentence
 from penstock.formats import text
 from penstock.interfaces.source import DECODED_RECORD
+from penstock.spark.arrow import task_numbers
 from penstock.spark.file_ranges import frame_of_ranges
 from penstock.spark.query_log import first_line
 
@@ -169,7 +170,7 @@ def _lines_by_workers(
     columns = StructType().add("value", StringType()).add("_file", StringType())
     if record is not None:
         columns.add(DECODED_RECORD, record)
-    return _task_numbers(spark, len(tasks)).mapInArrow(reader, columns)
+    return task_numbers(spark, len(tasks)).mapInArrow(reader, columns)
 
 
 def _splits(root: str, slices: Sequence[FileSlice], content: FileFormat, cores: int) -> tuple[FileSplit, ...]:
@@ -209,12 +210,6 @@ def _tasks(splits: Sequence[FileSplit], cores: int) -> tuple[tuple[FileSplit, ..
         tasks.setdefault(min(int((before + cost / 2) / share), cores - 1), []).append(split)
         before += cost
     return tuple(map(tuple, tasks.values()))
-
-
-def _task_numbers(spark: SparkSession, count: int) -> DataFrame:
-    """The numbers of the tasks as rows: data of the plan, not literals of its code."""
-    rows = ", ".join(f"({number})" for number in range(count))
-    return spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
 
 
 def _records_by_spark(

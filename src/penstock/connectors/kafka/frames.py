@@ -7,6 +7,7 @@ numbers are data and offsets travel with the function, so Spark compiles nothing
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -18,7 +19,7 @@ from penstock.connectors.kafka.planning import cut
 from penstock.elements import ObservedMetrics
 from penstock.errors import ConnectorError
 from penstock.interfaces.source import DECODED_RECORD, UNDECODED_METRIC
-from penstock.spark.arrow import ArrowSender
+from penstock.spark.arrow import ArrowSender, in_chunks, task_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -165,8 +166,6 @@ _BYTES: Final = {"key": _key_bytes, "value": _value_bytes}
 
 ONE_TASK: Final = 10_000
 """Offsets up to which one task reads a batch: starting a second task takes longer than it saves."""
-_ONE_PARTITION: Final = 2_000
-"""Rows up to which the frame of a table has one partition."""
 
 
 class SizeAccumulator(AccumulatorParam[dict[str, tuple[int, int]]]):
@@ -253,7 +252,7 @@ class KafkaFrames:
         self._cores = max(1, int(spark.sparkContext.defaultParallelism))
         self._sizes = spark.sparkContext.accumulator({}, SizeAccumulator())
         self._returned_sizes: Mapping[str, tuple[int, int]] = {}
-        self._task_numbers: dict[int, DataFrame] = {}
+        self._task_numbers = cache(partial(task_numbers, spark))
         self._sender = ArrowSender(spark, self._schema)
 
     def new_sizes(self) -> Mapping[str, tuple[int, int]]:
@@ -276,24 +275,13 @@ class KafkaFrames:
             skips_lost=self._skips_lost,
             sizes=self._sizes,
         )
-        return self._task_numbers_frame(len(tasks)).mapInArrow(reader, self._schema)
-
-    def _task_numbers_frame(self, tasks: int) -> DataFrame:
-        """The numbers of tasks as rows: data of the plan, not literals of its code."""
-        if tasks not in self._task_numbers:
-            rows = ", ".join(f"({number})" for number in range(tasks))
-            self._task_numbers[tasks] = self._spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
-        return self._task_numbers[tasks]
+        return self._task_numbers(len(tasks)).mapInArrow(reader, self._schema)
 
     def table(self, records: Sequence[PartitionRecords]) -> pa.Table:
         """Records as a table, one chunk for each partition of its frame."""
-        import pyarrow as pa
-
         with gc_paused():
             batch = self._columns.batch(records)
-        parts = 1 if batch.num_rows <= _ONE_PARTITION else self._cores
-        share = -(-batch.num_rows // parts)
-        return pa.Table.from_batches([batch.slice(at, share) for at in range(0, batch.num_rows, share)])
+        return in_chunks(batch, self._cores)
 
     def metrics(self, table: pa.Table) -> dict[str, ObservedMetrics]:
         """Number of records of a table that Spark has to decode; none if the source decodes no column."""

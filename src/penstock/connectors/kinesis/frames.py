@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from pyspark.accumulators import AccumulatorParam
@@ -16,7 +17,7 @@ from penstock.connectors.kinesis.ranges import RangeFailed, read_range
 from penstock.elements import ObservedMetrics
 from penstock.errors import PenstockError
 from penstock.interfaces.source import DECODED_RECORD, UNDECODED_METRIC
-from penstock.spark.arrow import ArrowSender
+from penstock.spark.arrow import ArrowSender, in_chunks, task_numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,8 +45,6 @@ _VALUES: Final[Mapping[str, Callable[[FetchedRecord], object]]] = {
     "sub_sequence_number": lambda record: record.sub,
     "timestamp": lambda record: record.arrived,
 }
-_ONE_PARTITION: Final = 2_000
-"""Rows up to which a frame has one partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,20 +213,15 @@ class KinesisFrames:
             decoder=decoder,
             needed=config.needed_columns,
         )
-        self._spark, self._schema, self._address = spark, schema, config.address
+        self._schema, self._address = schema, config.address
         self._counts = spark.sparkContext.accumulator({}, CountAccumulator())
-        self._task_numbers: dict[int, DataFrame] = {}
+        self._task_numbers = cache(partial(task_numbers, spark))
         self._cores = max(1, int(spark.sparkContext.defaultParallelism))
         self._sender = ArrowSender(spark, schema)
 
     def table(self, records: Sequence[ShardRecords]) -> pa.Table:
         """Records as a table, one chunk for each partition of its frame."""
-        import pyarrow as pa
-
-        batch = self._columns.batch(records)
-        parts = 1 if batch.num_rows <= _ONE_PARTITION else self._cores
-        share = -(-batch.num_rows // parts)
-        return pa.Table.from_batches([batch.slice(at, share) for at in range(0, batch.num_rows, share)])
+        return in_chunks(self._columns.batch(records), self._cores)
 
     def metrics(self, table: pa.Table) -> dict[str, ObservedMetrics]:
         """Number of records of a table that Spark has to decode; none if the source decodes no JSON."""
@@ -242,13 +236,10 @@ class KinesisFrames:
     def of_ranges(self, batch: int, ranges: tuple[RangeTask, ...]) -> DataFrame:
         """A lazy frame of exactly the records of the ranges, which the executors read."""
         tasks = _as_tasks(ranges, self._cores)
-        if len(tasks) not in self._task_numbers:  # numbers are data of the plan: Spark compiles nothing again
-            rows = ", ".join(f"({number})" for number in range(len(tasks)))
-            self._task_numbers[len(tasks)] = self._spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
         reader = ShardRangeReader(
             batch=batch, tasks=tasks, columns=self._columns, address=self._address, counts=self._counts
         )
-        return self._task_numbers[len(tasks)].mapInArrow(reader, self._schema)
+        return self._task_numbers(len(tasks)).mapInArrow(reader, self._schema)
 
     def take_counts(self, batch: int, ranges: Sequence[RangeTask]) -> list[tuple[int, ...]]:
         """The rows of each range of a batch as each of its reads has counted them; they are not kept."""
