@@ -18,22 +18,23 @@ from spark.job_kit import published
 pytestmark = pytest.mark.slow
 
 
+def credentials(folder):
+    """Options with references to secrets, which the workers resolve."""
+    names = ("aws_access_key_id", "aws_secret_access_key")
+    for name in names:
+        (folder / name).write_text("000000000000")
+    return {name: ps.kinesis.file(str(folder / name)) for name in names}
+
+
 def test_workers_read_each_record_once_over_a_split(server, spark, tmp_path) -> None:
     stream = Stream(server, 2, opens=False)
-    secret = tmp_path / "secret"
-    secret.write_text("none")
-    account = tmp_path / "account"
-    account.write_text("000000000000")
     source = Source(
         stream.name,
         region="us-east-1",
         endpoint_url=server.url,
         poll_every="100 milliseconds",
         read_in="executors",
-        options={
-            "aws_access_key_id": ps.kinesis.file(str(account)),
-            "aws_secret_access_key": ps.kinesis.file(str(secret)),
-        },
+        options=credentials(tmp_path),
     )
 
     def opened(position=None):
@@ -73,13 +74,10 @@ def test_workers_read_each_record_once_over_a_split(server, spark, tmp_path) -> 
 
 def test_a_job_whose_executors_read_writes_each_record_once(server, spark, tmp_path) -> None:
     stream, out = Stream(server, 3, opens=False), tmp_path / "out"
-    for name in ("account", "secret"):
-        (tmp_path / name).write_text("000000000000")
-    keys = {"aws_access_key_id": "account", "aws_secret_access_key": "secret"}
+    options = credentials(tmp_path)
 
     @ps.pipeline("orders")
     def pipeline(p: ps.Pipeline) -> None:
-        options = {option: ps.kinesis.file(str(tmp_path / name)) for option, name in keys.items()}
         source = ps.kinesis.Source(
             stream.name, region="us-east-1", endpoint_url=server.url, read_in="executors", options=options
         )

@@ -69,9 +69,32 @@ class Leased(Stream):
         if seconds >= 1:
             self.while_pausing()
 
-    def complete(self, position=None):
+    def complete(self):
         self.completed += 1
-        self.reader.committed(CheckpointId(self.completed), position or self.reader.position())
+        self.reader.committed(CheckpointId(self.completed), self.reader.position())
+
+    def export_rows(self, count):
+        """Read so many new records, complete a checkpoint behind them, and let the time of an export come."""
+        self.add(count)
+        self.read_all()
+        self.complete()
+        self.lease_clock.tick(MINUTE)
+
+    def read_rest(self, polls=300):
+        """Read what there is, and end the reader."""
+        self.open()
+        for _ in range(polls):
+            self.poll()
+        self.reader.close()
+
+    def act_as_worker(self, shard, *, owner="kcl-1", renewals=0):
+        """Write into a row what a worker of an application does."""
+        self.dynamo.update_item(
+            TableName=self.table,
+            Key={"leaseKey": {"S": shard}},
+            UpdateExpression="SET leaseOwner = :o ADD leaseCounter :n",
+            ExpressionAttributeValues={":o": {"S": owner}, ":n": {"N": str(renewals)}},
+        )
 
     def state(self):
         return decode(self.reader.position()).shards
@@ -121,10 +144,7 @@ def test_what_is_exported_is_where_a_kcl_application_goes_on(server, dynamo):
     # Who goes on there reads what came after the checkpoint, and nothing of what came before it.
     before = len(stream.read) - 20
     heir = stream.importer()
-    heir.open()
-    for _ in range(300):
-        heir.poll()
-    heir.reader.close()
+    heir.read_rest()
     assert sorted(heir.read) == sorted(stream.read[before:])
     stream.check_read()
 
@@ -147,10 +167,7 @@ def test_a_stale_exporter_beside_a_newer_one_moves_no_row_back(server, dynamo):
                 seen.append((shard, lease_order(LeaseCheckpoint(checkpoint, sub))))
 
     for _ in range(3):
-        stream.add(20)
-        stream.read_all()
-        stream.complete()
-        stream.lease_clock.tick(MINUTE)
+        stream.export_rows(20)
         watch()
         for shard, state in old.items():
             assert stale.advance(shard, state.position) is not LeaseWrite.NOW
@@ -167,19 +184,11 @@ def test_a_lease_that_another_worker_has_bumped_fences_the_job(server, dynamo):
     """kinesis E8: no batch and no export follow. Both emulators can do it."""
     stream = Leased(server, dynamo, "own")
     stream.open()
-    stream.add(20)
-    stream.read_all()
-    stream.complete()
-    stream.lease_clock.tick(MINUTE)
+    stream.export_rows(20)
     shard = min(stream.state())
     exported, _sub, counter = stream.rows.at(shard)
     assert stream.rows.get(shard)["leaseOwner"]["S"] == "penstock-in"
-    stream.dynamo.update_item(
-        TableName=stream.table,
-        Key={"leaseKey": {"S": shard}},
-        UpdateExpression="SET leaseOwner = :o ADD leaseCounter :n",
-        ExpressionAttributeValues={":o": {"S": "kcl-1"}, ":n": {"N": "5"}},
-    )
+    stream.act_as_worker(shard, renewals=5)
     stream.add(20)
     stream.lease_clock.tick("4 seconds")  # a third of the failover time has passed: the leases are renewed
     with pytest.raises(LeaseLost, match=shard):
@@ -194,18 +203,12 @@ def test_a_table_that_dies_under_an_export_does_not_touch_the_reader(server, dyn
     """kinesis E9: the export catches up when DynamoDB is back. Both emulators can do it; moto forgets its tables."""
     stream = Leased(server, dynamo, "export")
     stream.open()
-    stream.add(20)
-    stream.read_all()
-    stream.complete()
-    stream.lease_clock.tick(MINUTE)
+    stream.export_rows(20)
     kept = [stream.rows.get(shard) for shard in stream.state()]
     dynamo.kill()
     try:
         stream.split()
-        stream.add(20)
-        stream.read_all()
-        stream.complete()
-        stream.lease_clock.tick(MINUTE)
+        stream.export_rows(20)
         assert "does not answer" in caplog.text
     finally:
         dynamo.start()
@@ -232,34 +235,16 @@ def test_an_import_begins_after_what_an_application_processed_and_refuses_one_th
     first.lease_clock.tick(MINUTE)
     leased = [shard for shard in sorted(first.state()) if first.rows.get(shard) is not None]
     for shard in leased:  # as the KCL leaves them: with the name of a worker that has stopped
-        first.dynamo.update_item(
-            TableName=first.table,
-            Key={"leaseKey": {"S": shard}},
-            UpdateExpression="SET leaseOwner = :o",
-            ExpressionAttributeValues={":o": {"S": "kcl-1"}},
-        )
+        first.act_as_worker(shard)
     first.add(30)
 
     alive = first.importer()
-    shard = max(leased)
-
-    def renew():
-        first.dynamo.update_item(
-            TableName=first.table,
-            Key={"leaseKey": {"S": shard}},
-            UpdateExpression="ADD leaseCounter :n",
-            ExpressionAttributeValues={":n": {"N": "1"}},
-        )
-
-    alive.while_pausing = renew
+    alive.while_pausing = lambda: first.act_as_worker(max(leased), renewals=1)
     with pytest.raises(LeaseLost, match="the application runs"):
         alive.open()
     heir = first.importer()
-    heir.open()
+    heir.read_rest()
     assert max(heir.pauses) == 20, "two failover times"
-    for _ in range(300):
-        heir.poll()
-    heir.reader.close()
     first.read_all()
     assert sorted(heir.read) == sorted(first.read[len(half) :])
     first.check_read()
@@ -274,9 +259,6 @@ def test_an_import_of_rows_that_say_no_place_is_refused(lineage_server, dynamo):
     with pytest.raises(LeaseTableInvalid, match="does not say where to begin"):
         stream.open()
     told = stream.importer(otherwise="earliest")
-    told.open()
     stream.add(5)
-    for _ in range(200):
-        told.poll()
-    told.reader.close()
+    told.read_rest()
     assert len(told.read) == 5
