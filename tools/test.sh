@@ -13,5 +13,8 @@ if [ -f "$archive" ]; then
 fi
 export SPARK_SUBMIT_OPTS="$options${SPARK_SUBMIT_OPTS:+ $SPARK_SUBMIT_OPTS}"
 
+# Hundreds of tests start a Python process. Where the environment forbids bytecode, each would compile penstock anew.
+unset PYTHONDONTWRITEBYTECODE
+
 export PYTHONHASHSEED="${PYTHONHASHSEED:-$((RANDOM + 1))}"
 exec .venv/bin/python -m pytest "$@"
