@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.identity import Identity, Marker
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 Row = tuple[int, int, int]
+Acting: TypeAlias = "dict[tuple[int, str], tuple[Committable, bool]]"
+"""By thread and identity: the output that it publishes or voids."""
 
 
 def identity_of(uid: str, log_id: str, prefix: str) -> Identity:
@@ -37,7 +40,7 @@ def identity_of(uid: str, log_id: str, prefix: str) -> Identity:
 class SimulatedProducer:
     """A producer of this world: what it commits is there at once, later, or never, and its answer may be lost."""
 
-    def __init__(self, world: World, identity: Identity, acting: dict[str, tuple[Committable, bool]]) -> None:
+    def __init__(self, world: World, identity: Identity, acting: Acting) -> None:
         self._world = world
         self._id = identity.transactional_id
         self._uid = identity.topic
@@ -73,7 +76,7 @@ class SimulatedProducer:
 
     def commit(self) -> None:
         world, rows, mark = self._world, self._rows, self._mark
-        item, is_void = self._acting.get(self._id, (None, False))
+        item, is_void = self._acting.get((threading.get_ident(), self._id), (None, False))
         call = "take" if item is None else "void" if is_void else "commit"
         fault = world.sink_call(call, self._uid)
         if fault == "fails":
@@ -116,7 +119,7 @@ class SimulatedPublishers(Publishers):
     """Those of one process."""
 
     def __init__(self, world: World) -> None:
-        self.acting: dict[str, tuple[Committable, bool]] = {}
+        self.acting: Acting = {}
         super().__init__(connect=lambda identity: SimulatedProducer(world, identity, self.acting), clock=world)
 
     def acquire(self, identity: Identity) -> Publisher:
@@ -152,7 +155,8 @@ class SimulatedCommitter(KafkaCommitter):
         return self._act(item, is_void=True)
 
     def _act(self, item: Committable, *, is_void: bool) -> CommitOutcome:
-        id, acting = Identity.of(item).transactional_id, self._process.publishers.acting
+        # Two attempts of one process may try the same at a time; each is a thread.
+        id, acting = (threading.get_ident(), Identity.of(item).transactional_id), self._process.publishers.acting
         acting[id] = item, is_void
         try:
             return super().void(item) if is_void else super().commit(item)

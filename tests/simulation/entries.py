@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from penstock.checkpoint import entry_codec
-from penstock.checkpoint.entries import Claim, Entry, Manifest, Pin, Rewind, Stopped, Unpin
+from penstock.checkpoint.entries import Claim, Condemn, Entry, Manifest, Pin, Rewind, Stopped, Unpin
 from penstock.checkpoint.entry_codec import decode
 from penstock.clock import MAX_WATERMARK
 from penstock.handles import split_replays
@@ -68,6 +68,14 @@ def fulfilled_by(entry: Entry) -> tuple[str, ...]:
             return entry.body.fulfils
         case Pin(request=request) | Unpin(request=request) | Rewind(request=request) if request is not None:
             return (request,)
+        case _:
+            return ()
+
+
+def condemned_by(entry: Entry) -> tuple[int, ...]:
+    match entry.body:
+        case Manifest(condemned=ids) | Rewind(condemned=ids) | Condemn(checkpoints=ids):
+            return ids
         case _:
             return ()
 

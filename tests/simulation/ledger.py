@@ -15,7 +15,7 @@ from penstock.checkpoint.entry_codec import decode
 from penstock.handles import Committable
 from simulation.cuts import Cuts
 from simulation.drains import Drains
-from simulation.entries import brief, fulfilled_by, layer_paths
+from simulation.entries import brief, condemned_by, fulfilled_by, layer_paths
 from simulation.exports import Imports
 from simulation.facts import Facts, Violation
 from simulation.letter_judge import PLACE, Letters
@@ -93,7 +93,7 @@ class Ledger:
     def _check_condemned(self) -> None:
         facts = self.facts
         for name, checkpoint in facts.pins.items():
-            if checkpoint in facts.condemned:
+            if checkpoint in facts.condemned - facts.forgotten:
                 self.violated("pin", f"checkpoint {checkpoint}, pinned as {name}, is condemned")
         if facts.restore is not None and facts.restore in facts.condemned:
             self.violated("restore", f"checkpoint {facts.restore} is to be restored and condemned")
@@ -142,8 +142,12 @@ class Ledger:
 
     def _lose(self, number: int) -> None:
         """An entry that cannot be read is gone past (R8): what only it said is no longer true."""
-        facts, body = self.facts, self.facts.entries[number].body
+        facts, entry = self.facts, self.facts.entries[number]
+        body = entry.body
         facts.doomed = {path: at for path, at in facts.doomed.items() if at != number}
+        facts.forgotten.update(condemned_by(entry))
+        for request in fulfilled_by(entry):
+            del facts.fulfilled[request]
         if isinstance(body, Pin):
             facts.pins.pop(body.name, None)
         if not isinstance(body, Manifest):
