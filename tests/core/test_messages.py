@@ -20,10 +20,10 @@ SENTENCES = (*DATA, *ENGINE, *VALUES)
 """Where each message is whole sentences."""
 _BEGINS = re.compile(r"[A-Z'\"{-]|ps\.|[a-z_]+(\(|=| of ps\.)|(penstock|rename|until|max_drift|key) ")
 """A capital, a quoted name, a value that is filled in, an option, or code: a call, a command, or an argument."""
-MANY = 500
-"""Fewer messages would mean that the search found little."""
 _ENDS = (".", "?", "}")
 """An end of a sentence, or a text that brings one."""
+MANY = 500
+"""Fewer messages would mean that the search found little."""
 
 
 @pytest.fixture(scope="module")

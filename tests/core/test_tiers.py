@@ -8,13 +8,14 @@ import pytest
 import tiers
 
 TESTS = Path(__file__).resolve().parents[1]
+CONTRACTS = TESTS.parent / "src" / "penstock" / "testing" / "contracts.py"
 TABLE = tiers.read_table()
+FUNCTION = r"^\s*def (test_\w+)"
+CLASS = r"^class (Test\w+)"
 
 
-def defined(file: str) -> set[str]:
-    return set(
-        re.findall(r"^\s*(?:def|class) ([Tt]est_?\w+)", (TESTS / file).read_text(encoding="utf-8"), re.MULTILINE)
-    )
+def defined(file: Path, what: str = FUNCTION) -> set[str]:
+    return set(re.findall(what, file.read_text(encoding="utf-8"), re.MULTILINE))
 
 
 @pytest.mark.parametrize("row", TABLE, ids=[row.tests for row in TABLE])
@@ -22,12 +23,14 @@ def test_a_row_moves_tests_that_are_there_and_what_keeps_their_claim_stays_furth
     assert row.tier in tiers.TIERS
     for test in (row.tests, *row.but):
         file, _, name = test.partition("::")
-        own = name.partition("::")[0]  # of a contract's tests, the class alone is the file's own
-        assert any(each.startswith(own.partition("[")[0]) for each in defined(file))
+        *classes, function = name.partition("[")[0].split("::")
+        assert set(classes) <= defined(TESTS / file, CLASS)
+        functions = defined(TESTS / file) | (defined(CONTRACTS) if classes else set())  # a class inherits a contract's
+        assert any(each.startswith(function) for each in functions)
     assert row.kept_by
     for test in row.kept_by:
         file, _, name = test.partition("::")
-        assert not name or name in defined(file)
+        assert not name or name in defined(TESTS / file)
         is_within = any(each.startswith(test) for each in row.but)
         assert is_within or tiers.tier_of(test, TABLE) is None, "it is not in `make test` itself"
 

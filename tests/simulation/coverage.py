@@ -3,8 +3,8 @@
 Left out, because no single-threaded run can get there:
 
 - ``runtime/executors.py``: real threads, their locks and their waiting. In the simulation ``threadless`` stands for it.
-- ``Supervisor.run`` and ``Supervisor._seconds_to_alarm``: they block the calling thread; the simulation calls ``begin``,
-  ``turn``, ``finish`` and ``tear_down``, of which ``run`` is made.
+- ``Supervisor.run``, which blocks the calling thread, and ``Supervisor._seconds_to_alarm``, which it alone calls; the
+  simulation calls ``begin``, ``turn``, ``finish`` and ``tear_down``, of which ``run`` is made.
 """
 
 from __future__ import annotations

@@ -40,8 +40,6 @@ class Facts:
     covered: dict[int, dict[str, frozenset[RowKey]]] = field(default_factory=dict)
     """By checkpoint and sink: the rows that its timeline owes to the sink; none of times when the graph lacked it."""
     condemned: set[int] = field(default_factory=set)
-    forgotten: set[int] = field(default_factory=set)
-    """Of those: what an entry condemned that cannot be read and that a rewind went past. Nobody can know."""
     doomed: dict[str, int] = field(default_factory=dict)
     came_back: set[str] = field(default_factory=set)
     """Condemned, and perhaps there again after a crash: deletions need not be durable."""

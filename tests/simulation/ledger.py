@@ -93,7 +93,7 @@ class Ledger:
     def _check_condemned(self) -> None:
         facts = self.facts
         for name, checkpoint in facts.pins.items():
-            if checkpoint in facts.condemned - facts.forgotten:
+            if checkpoint in facts.condemned and not self._is_forgotten(checkpoint):
                 self.violated("pin", f"checkpoint {checkpoint}, pinned as {name}, is condemned")
         if facts.restore is not None and facts.restore in facts.condemned:
             self.violated("restore", f"checkpoint {facts.restore} is to be restored and condemned")
@@ -145,7 +145,6 @@ class Ledger:
         facts, entry = self.facts, self.facts.entries[number]
         body = entry.body
         facts.doomed = {path: at for path, at in facts.doomed.items() if at != number}
-        facts.forgotten.update(condemned_by(entry))
         for request in fulfilled_by(entry):
             del facts.fulfilled[request]
         if isinstance(body, Pin):
@@ -198,6 +197,15 @@ class Ledger:
             found = [p for p in found if not p.startswith(PLACE) or p.startswith(f"{PLACE}/{shape.uid(DEAD)}/")]
         found = [path for path in found if not path.startswith(gone)]
         return [path for path in found if not path.endswith(".voided") and (path[0] != "/" or facts.log_id in path)]
+
+    def _is_forgotten(self, checkpoint: int) -> bool:
+        """Whether only entries condemn it that cannot be read and that a rewind went past: then nobody can know."""
+        entries = self.facts.entries
+        lost = {number for entry in entries.values() if isinstance(entry.body, Rewind) for number in entry.body.lost}
+        condemns = {number for number, entry in entries.items() if checkpoint in condemned_by(entry)}
+        manifests = [body for number in lost if isinstance(body := entries[number].body, Manifest)]
+        is_lost = any(manifest.checkpoint == checkpoint for manifest in manifests)
+        return bool(condemns) and condemns <= lost and not is_lost
 
     # ------------------------------------------------------------------------------------------------ files and sinks
 
