@@ -57,6 +57,7 @@ GROUPS = {
         "received.skip.before",
     ),
     "Files that were read are archived or deleted": (
+        "source.files.record",
         "source.files.noted",
         "source.files.moved",
         "source.files.put_back",

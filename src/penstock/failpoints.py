@@ -77,6 +77,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "sink.voided": "a discarded committable can no longer be published",
         "source.files.moved": "a file that a checkpoint holds has left its directory, the position still names it",
         "source.files.noted": "files of a checkpoint may be removed, none of them is",
+        "source.files.record": "the next record of removed files is about to take the place of the one that was read",
         "source.files.put_back": "an archived file is back in its directory after a rewind, others may not be",
         "source.polled": "a batch is planned and not yet sent",
         "state.compacted": "layers are merged, nothing durable names the result yet",

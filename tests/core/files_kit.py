@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock.clock import MonotonicTime, WallTime
+from penstock.connectors.files import removal, remover
 from penstock.connectors.files.source import Source
+from penstock.failpoints import failpoint
 from penstock.handles import CheckpointId, Position
 from penstock.interfaces.source import PlannedBatch, ReadLimit, SourceContext, Until
 
@@ -24,6 +27,22 @@ def _without_a_disk():
     """Files of tests need not outlive a power failure: waiting for the disk would be most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@contextmanager
+def stopped_at(point, meanwhile):
+    """A process that is stopped when it first comes to a failpoint, and goes on after ``meanwhile``."""
+    calls = [meanwhile]
+
+    def stop(name):
+        if name == point and calls:
+            calls.pop()()
+        failpoint(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(removal, "failpoint", stop)
+        patch.setattr(remover, "failpoint", stop)
         yield
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.files_kit import Feed, _without_a_disk  # noqa: F401 - a fixture
+from core.files_kit import Feed, _without_a_disk, stopped_at  # noqa: F401 - a fixture
 from penstock import failpoints
 from penstock.clock import MonotonicTime, WallTime
 from penstock.errors import SourceChanged, SourceUnavailable
@@ -21,7 +22,8 @@ MOVES = st.one_of(
     st.sampled_from(["begin anew", "lose the record", "go on in an old process"]),
     st.tuples(st.just("rewind"), st.integers(0, 3)),
     st.tuples(st.just("rewind"), st.integers(0, 3)),
-    st.tuples(st.just("crash"), st.sampled_from(["noted", "moved", "put_back"])),
+    st.tuples(st.just("crash"), st.sampled_from(["record", "noted", "moved", "put_back"])),
+    st.tuples(st.just("stop"), st.sampled_from(["record", "noted", "moved", "put_back"]), st.integers(0, 3)),
 )
 
 
@@ -34,6 +36,10 @@ class Saved:
     removed_before: frozenset[int]
 
 
+class Overtaken(Exception):
+    """A process was stopped, another one started meanwhile, and the first has gone on."""
+
+
 class Job:
     """A job on a folder, that knows which files its rows come from."""
 
@@ -43,12 +49,16 @@ class Job:
         self.saved = []
         self.newest = None
         self.old = []  # readers of processes before, each with the newest checkpoint then
+        self.starts = 0
         self.start(None)
 
     def start(self, at):
         """Restart from a checkpoint; ``None`` begins anew with the files that are there."""
         self.feed.position = None if at is None else at.position
-        self.feed.start()
+        self.starts += 1
+        with self.in_one_process():
+            self.feed.start()
+        self.reader = self.feed.reader
         self.newest = at
         self.read = [] if at is None else [*at.read]
         if at is None:
@@ -57,6 +67,17 @@ class Job:
             self.old.clear()
         else:
             self.removed_before = at.removed_before
+
+    @contextmanager
+    def in_one_process(self):
+        """What a process does, unless another one starts meanwhile: then its log is fenced, and it has done nothing."""
+        starts = self.starts
+        try:
+            yield
+        finally:
+            if self.starts != starts:
+                self.feed.reader = self.reader
+                raise Overtaken
 
     def restart(self, at):
         self.old.append((self.feed.reader, self.newest))
@@ -70,20 +91,24 @@ class Job:
 
     def poll(self):
         self.feed.now += 10**9
-        answer = self.feed.reader.poll(now=MonotonicTime(self.feed.now), wall=WallTime(0), limits=ReadLimit())
+        with self.in_one_process():
+            answer = self.feed.reader.poll(now=MonotonicTime(self.feed.now), wall=WallTime(0), limits=ReadLimit())
         if isinstance(answer, PlannedBatch):
             self.read.extend(part.signature.mtime_ns for part in answer.plan)
             return True
         return False
 
     def checkpoint(self):
-        self.newest = Saved(self.feed.checkpoint(), tuple(self.read), self.removed_before)
+        with self.in_one_process():
+            position = self.feed.checkpoint()
+        self.newest = Saved(position, tuple(self.read), self.removed_before)
         self.saved.append(self.newest)
 
     def notify(self, *, late):
         if self.newest is not None:
             index = self.saved.index(self.newest)
-            self.feed.complete(self.saved[max(0, index - late)].position)
+            with self.in_one_process():
+                self.feed.complete(self.saved[max(0, index - late)].position)
 
     def rewind(self, back):
         """A rewind that is refused changes nothing; one that is killed is in the log already."""
@@ -98,10 +123,17 @@ class Job:
 
     def go_on_in_an_old_process(self):
         for reader, newest in self.old[-2:]:
-            with suppress(SourceUnavailable):
+            with suppress(SourceUnavailable, SourceChanged):  # it may find a new file under a name that it has read
                 reader.poll(now=MonotonicTime(self.feed.now + 10**12), wall=WallTime(0), limits=ReadLimit())
                 if newest is not None:
                     reader.committed(CheckpointId(1), newest.position)
+
+    def take_over(self, back):
+        """What happens while a process is stopped: a restart, or a rewind by so many checkpoints."""
+        if back and self.saved:
+            self.rewind(back)
+        else:
+            self.restart(self.newest)
 
     def act(self, move):
         match move:
@@ -137,17 +169,23 @@ class Job:
 @given(way=st.sampled_from(["archive", "delete"]), moves=st.lists(MOVES, min_size=4, max_size=20))
 def test_whatever_is_removed_rewound_and_killed_each_file_is_read_once(tmp_path_factory, way, moves):
     job = Job(tmp_path_factory.mktemp("files") / "in", way)
-    crash = None
+    trouble = nullcontext
     for move in [*moves, "restart"]:
-        if isinstance(move, tuple) and move[0] == "crash":
-            crash = f"source.files.{move[1]}"
-            continue
+        match move:
+            case ("crash", point):
+                trouble = partial(failpoints.armed, f"source.files.{point}", "raise")
+                continue
+            case ("stop", point, back):
+                trouble = partial(stopped_at, f"source.files.{point}", partial(job.take_over, back))
+                continue
         try:
-            with failpoints.armed(crash, "raise") if crash else nullcontext():
+            with trouble():
                 job.act(move)
-        except FailpointCrash:
-            crash = None
+        except (FailpointCrash, SourceUnavailable):
+            trouble = nullcontext
             job.restart(job.newest)
+        except Overtaken:
+            trouble = nullcontext
     for _ in job.written:
         job.poll()
     assert sorted([*job.read, *job.removed_before]) == sorted(job.written)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.connectors.files.directory import signature
 from penstock.connectors.files.listing import MOST_SHOWN, FileSignature, FilesPosition, forget
 from penstock.errors import GraphError, SourceChanged, SourceUnavailable
+from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ class RemovalRecord:
         seen: number of the newest file that any checkpoint may have read. A start behind it is another history, in
             which later numbers may mean other files: it has a lineage of its own.
         earlier: the lineages before it, each with the newest number that still means the same file.
+        number: of the record: each one that is written has the next number.
     """
 
     lineage: str
@@ -52,6 +54,7 @@ class RemovalRecord:
     read: int
     seen: int
     earlier: Mapping[str, int] = field(default_factory=dict)
+    number: int = 0
 
     def branch(self, lineage: str, position: FilesPosition) -> RemovalRecord:
         """The record for a history that leaves this one at a position."""
@@ -98,9 +101,9 @@ class Removal:
     key: str
 
     @property
-    def path(self) -> str:
-        """The file of the record."""
-        return os.path.join(self.root, HIDDEN, f"{self._name}.json")
+    def records(self) -> str:
+        """The files of the record, as a pattern: the one with the highest number counts."""
+        return os.path.join(self.root, HIDDEN, f"{self._name}*.json")
 
     @property
     def store(self) -> str:
@@ -122,33 +125,32 @@ class Removal:
         Raises:
             SourceChanged: it is there and cannot be read.
         """
+        tried, path = None, self.records
         try:
-            with open(self.path, "rb") as file:
-                values: Any = json.loads(file.read())
-            return RemovalRecord(
-                lineage=str(values["lineage"]),
-                owner=str(values["owner"]),
-                start=int(values["start"]),
-                read=int(values["read"]),
-                seen=int(values["seen"]),
-                earlier={str(lineage): int(read) for lineage, read in values["earlier"].items()},
-            )
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+            while (numbers := self._numbers()) and numbers[-1] != tried:
+                number = numbers[-1]
+                path = self._path(number)
+                try:
+                    return _read(path, number)
+                except FileNotFoundError:
+                    tried = number  # a newer one has taken its place, unless it was removed
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             msg = (
-                f"File {self.path!r} cannot be read ({error!r}). It says how many files were archived or deleted. Give "
+                f"File {path!r} cannot be read ({error!r}). It says how many files were archived or deleted. Give "
                 "this user the right to read it, or put back a copy of it. Without it a rewind would not notice that "
                 "files are missing."
             )
             raise SourceChanged(msg) from error
+        return None
 
-    def write(self, record: RemovalRecord) -> None:
-        """Write the record, durably.
+    def write(self, record: RemovalRecord) -> RemovalRecord:
+        """The record as it is written now, durably: the next one after the number that it has.
 
         Raises:
             OSError: it cannot be written.
+            SourceUnavailable: another reader has written since the record was read.
         """
+        record = replace(record, number=record.number + 1)
         values = {
             "lineage": record.lineage,
             "owner": record.owner,
@@ -157,15 +159,48 @@ class Removal:
             "seen": record.seen,
             "earlier": dict(record.earlier),
         }
-        folder = os.path.dirname(self.path)
-        os.makedirs(folder, exist_ok=True)
-        temporary = f"{self.path}.{record.owner}"
+        path = self._path(record.number)
+        folder = os.path.dirname(path)
+        with suppress(FileExistsError):  # the directory itself is not made: it may not be mounted
+            os.mkdir(folder)
+        temporary = f"{path}.{record.owner}"
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(values, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, self.path)
+        failpoint("source.files.record")
+        # A process that was stopped since it read the record must not put an old one in the place of its successor's,
+        # so the name is taken once. A number that was deleted can be taken again: then a higher one is there.
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise second_remover(self) from None
+        finally:
+            os.unlink(temporary)
         sync_folders([folder, self.root])
+        numbers = self._numbers()
+        if numbers[-1:] != [record.number]:
+            raise second_remover(self)
+        with suppress(OSError):  # they do not count any more
+            for number in numbers[:-1]:
+                os.unlink(self._path(number))
+        return record
+
+    def is_current(self, record: RemovalRecord) -> bool:
+        """Whether a record that was read or written is still there, and none was written after it."""
+        return os.path.exists(self._path(record.number)) and not os.path.exists(self._path(record.number + 1))
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self.root, HIDDEN, f"{self._name}.{number}.json" if number else f"{self._name}.json")
+
+    def _numbers(self) -> list[int]:
+        """The numbers of the records that are there, in order; 0 is one of before records had numbers."""
+        try:
+            names = os.listdir(os.path.join(self.root, HIDDEN))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        found = (re.fullmatch(rf"{self._name}(?:\.(\d+))?\.json", name) for name in names)
+        return sorted(int(match[1] or 0) for match in found if match)
 
     def folder(self, record: RemovalRecord) -> str:
         """Where files of the newest round are moved."""
@@ -261,6 +296,20 @@ class Removal:
                     "the directory was moved, remove that file."
                 )
                 raise GraphError(msg)
+
+
+def _read(path: str, number: int) -> RemovalRecord:
+    with open(path, "rb") as file:
+        values: Any = json.loads(file.read())
+    return RemovalRecord(
+        lineage=str(values["lineage"]),
+        owner=str(values["owner"]),
+        start=int(values["start"]),
+        read=int(values["read"]),
+        seen=int(values["seen"]),
+        earlier={str(lineage): int(read) for lineage, read in values["earlier"].items()},
+        number=number,
+    )
 
 
 def is_rewound(removal: Removal, record: RemovalRecord, position: FilesPosition) -> bool:
@@ -394,7 +443,7 @@ def removed_since(removal: Removal, count: int) -> SourceChanged:
         remedy = "Rewind to a newer checkpoint. Or, if they are archived, give the source after_read='archive'."
     msg = (
         f"{what} Going on would lose their rows. {remedy} If their rows may be missing, or once you have put the files "
-        f"back yourself, remove {removal.path!r}, which says how many files were removed."
+        f"back yourself, remove {removal.records!r}, which says how many files were removed."
     )
     return SourceChanged(msg)
 
@@ -404,7 +453,8 @@ def _other_history(removal: Removal) -> SourceChanged:
         f"Files of directory {removal.root!r} were archived or deleted by another job, by a fresh start of this one, "
         "or after a rewind that this checkpoint is not part of. Which rows of this checkpoint are still to be read "
         "cannot be told. Rewind to a newer checkpoint, or begin again with 'penstock run … --fresh'. If you know that "
-        f"no file is missing and none is there twice, remove {removal.path!r}, which says how many files were removed."
+        f"no file is missing and none is there twice, remove {removal.records!r}, which says how many files were "
+        "removed."
     )
     return SourceChanged(msg)
 
@@ -413,7 +463,7 @@ def second_remover(removal: Removal) -> SourceUnavailable:
     """The error for a second job that removes files of the directory. A restart finds which of the two may go on."""
     msg = (
         f"Another job archives or deletes files of directory {removal.root!r} while this one does "
-        f"({removal.path!r} has changed). Each may take files from the other that it has not read yet. Stop one of "
+        f"({removal.records!r} has changed). Each may take files from the other that it has not read yet. Stop one of "
         "them, or give each job a directory of its own."
     )
     return SourceUnavailable(msg)
@@ -434,7 +484,7 @@ def name_taken(removal: Removal, names: Sequence[str]) -> SourceChanged:
 def record_lost(removal: Removal) -> SourceUnavailable:
     """The error for another directory than before, without the record of the files that were removed."""
     msg = (
-        f"Directory {removal.root!r} is another one than before, and does not have {removal.path!r}. Probably it is "
+        f"Directory {removal.root!r} is another one than before, and does not have {removal.records!r}. Probably it is "
         "not mounted. Mount it again, and reading goes on. If the directory was made anew, give the source "
         "may_be_emptied=True."
     )

@@ -114,10 +114,11 @@ class FileRemover:
     def _take_over(self, record: RemovalRecord, position: FilesPosition) -> FilesPosition:
         """Become the owner, which stops a reader of an older process, and finish what it has begun."""
         removal, is_back = self._removal, is_rewound(self._removal, record, position)
-        restored = removal.archived_after(position, record) if is_back else []
-        record = self._write(replace(record, owner=self._owner))
         if is_back:
-            self._put_back(restored)
+            removal.archived_after(position, record)  # what is refused changes nothing
+        record = self._write(replace(record, owner=self._owner))
+        if is_back:  # looked up again: until now the other reader may have moved files
+            self._put_back(removal.archived_after(position, record))
         else:
             self._sweep(position)
         if position.lineage != record.lineage or position.read < record.seen:
@@ -128,13 +129,14 @@ class FileRemover:
         return replace(without_removed(removal, position), lineage=record.lineage)
 
     def _write(self, record: RemovalRecord) -> RemovalRecord:
-        self._removal.write(record)
-        self._found = record
-        return record
+        self._found = self._removal.write(record)
+        return self._found
 
     def _put_back(self, files: Sequence[RemovedFile]) -> None:
         root = self._removal.root
         for each in files:
+            if not self._may_go_on():
+                raise second_remover(self._removal)
             target = os.path.join(root, each.name)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(each.path, target)
@@ -186,12 +188,12 @@ class FileRemover:
             # Again before each call: a rewind may have begun elsewhere, and what it puts back must stay.
             if self._note(self._held_read):
                 failpoint("source.files.noted")
-                if self._confirmed is not None:
+                if self._confirmed is not None and self._may_go_on():
                     self._delete(self._confirmed)
                 names = self._remove(position, failures, most)
             self._confirmed = None
         except OSError as error:
-            failures.append((self._removal.path, str(error)))
+            failures.append((self._removal.records, str(error)))
             self._held.clear()
         if failures:
             path, reason = failures[0]
@@ -212,6 +214,8 @@ class FileRemover:
             before = self._held.pop(name)
             if position.done.get(name) != before:
                 continue
+            if not self._may_go_on():
+                break
             try:
                 if self._take(name, before, folder):
                     removed.append(name)
@@ -233,8 +237,7 @@ class FileRemover:
             SourceUnavailable: another source removes files of the same directory.
         """
         is_recorded = self._found is not None and self._found.lineage == self._lineage
-        is_first = self._found is None and not position.read
-        if is_first or (is_recorded and position.read <= self._planned):
+        if is_recorded and position.read <= self._planned:
             return
         before, self._planned = self._planned, position.read
         try:
@@ -251,19 +254,9 @@ class FileRemover:
             OSError: it cannot be written.
             SourceUnavailable: another reader has written since.
         """
-        removal, found = self._removal, self._removal.record()
-        if found is None and self._found is not None:
-            self._held.clear()
-            log.warning(
-                "source %s: file %r is gone. Nothing is removed until the next start, since the directory may not be "
-                "mounted.",
-                self._uid,
-                removal.path,
-            )
+        if not self._is_ours():
             return False
-        if found != self._found:
-            raise second_remover(removal)
-        record = found
+        removal, record = self._removal, self._found
         if record is None or record.lineage != self._lineage:
             newest = self._newest
             record = RemovalRecord(
@@ -273,6 +266,7 @@ class FileRemover:
                 read=newest,
                 seen=newest,
                 earlier=self._earlier,
+                number=record.number if record is not None else 0,
             )
         if read > record.read:
             record = replace(record, start=record.read, read=read)
@@ -283,8 +277,32 @@ class FileRemover:
             if not os.path.isdir(folder):
                 os.makedirs(folder)
                 sync_folders([os.path.dirname(folder)])
-        if record != found:
+        if record != self._found:
             self._write(record)
+        return True
+
+    def _may_go_on(self) -> bool:
+        """As ``_is_ours``, at the price of two looks: asked before each file that is moved."""
+        return (self._found is not None and self._removal.is_current(self._found)) or self._is_ours()
+
+    def _is_ours(self) -> bool:
+        """Whether the record is as this reader has found or left it. ``False``: it is gone, and nothing is removed.
+
+        Raises:
+            SourceUnavailable: another reader has written since.
+        """
+        removal, found = self._removal, self._removal.record()
+        if found is None and self._found is not None:
+            self._held.clear()
+            log.warning(
+                "source %s: file %r is gone. Nothing is removed until the next start, since the directory may not be "
+                "mounted.",
+                self._uid,
+                removal.records,
+            )
+            return False
+        if found != self._found:
+            raise second_remover(removal)
         return True
 
     def _take(self, name: str, before: FileSignature, folder: str) -> bool:
