@@ -727,3 +727,22 @@ def test_two_patterns_of_a_directory_do_not_share_an_archive(archiving):
     with pytest.raises(GraphError, match="Give each source an archive= of its own"):
         other.complete()
     assert archiving.present() == ["a.jsonl"]
+
+
+def test_of_two_sources_that_mark_one_archive_at_once_one_goes_on(tmp_path, monkeypatch):
+    first, other = (
+        removal.Removal(root=str(tmp_path / name), way="archive", archive=str(tmp_path / "read"), key="")
+        for name in "ab"
+    )
+    for each in (first, other):
+        os.mkdir(each.root)
+
+    def open_late(*args, **more):
+        monkeypatch.undo()
+        other.claim_archive()
+        return open(*args, **more)
+
+    monkeypatch.setattr(removal, "open", open_late, raising=False)
+    with pytest.raises(GraphError, match="Give each source an archive= of its own"):
+        first.claim_archive()
+    other.check()

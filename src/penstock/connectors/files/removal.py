@@ -261,9 +261,13 @@ class Removal:
         mark = os.path.join(self.archive, self._mark)
         if self.way == "archive" and not os.path.exists(mark):
             os.makedirs(self.archive, exist_ok=True)
-            self.check()  # another source may have begun since the start
             with open(mark, "a", encoding="utf-8"):
                 pass
+            try:
+                self.check()  # after the mark: of two sources that begin at once, one at least sees the other's
+            except GraphError:
+                os.unlink(mark)
+                raise
 
     def check(self) -> None:
         """Check that files can be moved to the archive by a rename, and that it is this directory's alone.
