@@ -344,7 +344,7 @@ class JsonDecoder:
         if not rows:
             return None
         try:
-            records, exact = self._read_exactly(text + b"\n", rows)
+            records, exact = self._read_exactly(text, rows)
         except pa.ArrowInvalid:
             return None
         return records if exact is None else None
@@ -353,14 +353,15 @@ class JsonDecoder:
         """The records of the values of a block, null where there is none."""
         indexes: Sequence[int]
         texts: Sequence[bytes]
-        if _can_be_read(values):
+        lines = _lines(values)
+        if lines is not None:
             indexes, texts = range(len(values)), values  # type: ignore[assignment]  # none is null
         else:
             indexes, texts = _readable(values)
         parts = [pa.array([], self.record)]
         taken: list[int | None] = [None] * len(values)
         count = 0
-        for start, records in self._read_parts(texts):
+        for start, records in self._read_parts(texts, lines):
             if len(records) == len(values):
                 return records
             parts.append(records)
@@ -369,8 +370,8 @@ class JsonDecoder:
             count += len(records)
         return pa.concat_arrays(parts).take(pa.array(taken, pa.int64()))
 
-    def _read_parts(self, texts: Sequence[bytes]) -> Iterator[tuple[int, Array]]:
-        """Records of texts that were read together, and the index of the first one.
+    def _read_parts(self, texts: Sequence[bytes], lines: bytes | None) -> Iterator[tuple[int, Array]]:
+        """Records of texts that were read together, and the index of the first one. ``lines``: all texts, if joined.
 
         Each text that cannot be read costs its block a few more reads. If there are many, that costs more than it
         saves, and the rest of the block is left to Spark.
@@ -379,8 +380,10 @@ class JsonDecoder:
         failures, rows = _MAX_FAILURES, _MAX_FAILED_ROWS * len(texts)
         while ranges and failures > 0 and rows > 0:
             start, end = ranges.pop()
+            if lines is None or end - start < len(texts):
+                lines = b"\n".join(texts[start:end])
             try:
-                records = self._read(texts[start:end])
+                records = self._read(lines, end - start)
             except pa.ArrowInvalid as error:
                 is_syntax, bad = _bad_row(str(error), texts[start:end])
                 failures -= 1
@@ -390,19 +393,20 @@ class JsonDecoder:
                 yield start, records
                 failures += (end - start) // _ROWS_PER_FAILURE
 
-    def _read(self, texts: Sequence[bytes]) -> Array:
-        """The records of texts that ``_can_be_read``, null where one is not exact.
+    def _read(self, lines: bytes, rows: int) -> Array:
+        """The records of ``_lines``, null where one is not exact.
 
         Raises:
             pyarrow.ArrowInvalid: one of them cannot be read.
         """
-        records, exact = self._read_exactly(b"\n".join([*texts, b""]), len(texts))
+        records, exact = self._read_exactly(lines, rows)
         return records if exact is None else pc.if_else(exact, records, None)
 
-    def _read_exactly(self, joined: bytes, rows: int) -> tuple[Array, Exactness]:
+    def _read_exactly(self, lines: bytes, rows: int) -> tuple[Array, Exactness]:
+        text = lines + b"\n"
         table = pj.read_json(
-            pa.BufferReader(joined),
-            read_options=pj.ReadOptions(use_threads=False, block_size=len(joined) + 1),
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
             parse_options=_parse_options(self.record),
         )
         if table.num_rows != rows:
@@ -457,29 +461,37 @@ def _readable(values: Sequence[bytes | None]) -> tuple[Sequence[int], Sequence[b
     ranges = [(0, len(texts))] if texts else []
     while ranges:
         start, end = ranges.pop()
-        if _can_be_read(texts[start:end]):
+        if _lines(texts[start:end]) is not None:
             found += range(start, end)
         elif end - start > 1:
             ranges += _cut(start, end, None)
     return [indexes[number] for number in found], [texts[number] for number in found]
 
 
-def _can_be_read(values: Sequence[bytes | None]) -> bool:
-    """Whether the values, at least one, can be read together; nulls cannot.
-
-    Each value must begin and end with a brace. A block of nothing but ``null`` would end the process. And two values
-    cannot be read as one: between the brace that ends one and the brace that begins the next, pyarrow accepts only
-    the end of an object, so each value is one or more objects.
-    """
-    texts: Sequence[bytes] = values  # type: ignore[assignment]  # a null value has no length
+def _lines(values: Sequence[bytes | None]) -> bytes | None:
+    """The values as lines of text, if they can be read together. The last line has no end."""
+    texts: Sequence[bytes] = values  # type: ignore[assignment]  # a null value cannot be joined
     try:
-        longest = max(map(len, texts))
+        lines = b"\n".join(texts)
+    except TypeError:
+        return None
+    return lines if _readable_lines(lines) == len(texts) or _can_be_read(texts, lines) else None
+
+
+def _can_be_read(texts: Sequence[bytes], joined: bytes) -> bool:
+    """Whether the texts, at least one, can be read together. Slower than ``_readable_lines``, for any text.
+
+    Each must begin and end with a brace. A block of nothing but ``null`` would end the process. And two texts cannot be
+    read as one: between the brace that ends one and the brace that begins the next, pyarrow accepts only the end of an
+    object, so each text is one or more objects.
+    """
+    longest = max(map(len, texts))
+    try:
         first, last = set(map(itemgetter(0), texts)), set(map(itemgetter(-1), texts))
-    except (TypeError, IndexError):
+    except IndexError:  # one is empty
         return False
     if first != {ord("{")} or last != {ord("}")} or longest > _MAX_VALUE_BYTES:
         return False
-    joined = b"\n".join(texts)
     if b"\0" in joined or _has_bare_word(joined):
         return False
     if longest > _MAX_DEPTH and (
@@ -490,7 +502,7 @@ def _can_be_read(values: Sequence[bytes | None]) -> bool:
 
 
 def _readable_lines(text: bytes) -> int:
-    """The number of lines, if they can be read together and none is long (as ``_can_be_read`` asks); 0 if not."""
+    """The number of lines, if each is one value, none is long, and ``_can_be_read`` would say so; 0 if not."""
     data = np.frombuffer(text, np.uint8)
     ends = np.flatnonzero(data == ord("\n"))
     bounds = np.concatenate(([-1], ends, [len(text)]))

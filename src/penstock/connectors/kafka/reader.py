@@ -109,7 +109,7 @@ class PrefetchingConsumer:
             records = self._collector.collect(messages)
             taken += records
             count += sum(len(part.messages) for part in records)
-            size += sum(sum(map(len, part.messages)) for part in records)
+            size += sum(part.bytes for part in records)
             if len(messages) < most:
                 break
         if count:
@@ -336,11 +336,9 @@ class KafkaReader:
     def _driver_batch(
         self, records: Sequence[PartitionRecords], rows: int, bounds: Offsets, *, takes_all: bool
     ) -> PlannedBatch:
-        size = 0
         for part in records:
-            part_size = sum(map(len, part.messages))
-            self._sizes.learn(part.at.topic, rows=len(part.messages), bytes=part_size)
-            size += part_size
+            self._sizes.learn(part.at.topic, rows=len(part.messages), bytes=part.bytes)
+        size = sum(part.bytes for part in records)
         topics = {part.at.topic for part in records}
         table = self._frames.table(records)
         return PlannedBatch(
