@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import pyarrow as pa
 import pytest
 
 from core.kafka_kit import FakeMessage, FakeTrouble
 from penstock.connectors.kafka import fetch
 from penstock.connectors.kafka.client import END_REACHED
 from penstock.connectors.kafka.fetch import PartitionRecords, RecordCollector
+from penstock.connectors.kafka.frames import RecordColumns
 from penstock.connectors.kafka.offsets import TopicPartition
 
 A, B, OTHER = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
@@ -77,3 +81,21 @@ def test_records_that_are_too_many_or_too_long_for_a_portion_are_split(bounds):
 
 def test_a_record_that_is_longer_than_a_portion_is_one_by_itself(bounds):
     assert portions(records(A, 1, 30, 1)) == [[[1]], [[30]], [[1]]]
+
+
+@dataclass(frozen=True)
+class Timed(FakeMessage):
+    kind: int = 1
+    millis: int = 0
+
+    def timestamp(self):
+        return self.kind, self.millis
+
+
+def test_a_time_is_null_where_a_record_has_none_or_one_before_1970():
+    messages = [Timed(A, 7, kind=1, millis=1_500), Timed(A, 8, kind=0, millis=9), Timed(A, 9, kind=2, millis=-1)]
+    schema = pa.schema([("topic", pa.string()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC"))])
+    batch = RecordColumns(schema=schema).batch([PartitionRecords(A, messages, 3)])
+    assert batch.column("offset").to_pylist() == [7, 8, 9]
+    assert batch.column("topic").to_pylist() == ["a"] * 3
+    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [1_500_000, None, None]
