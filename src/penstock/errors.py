@@ -43,7 +43,8 @@ from typing import ClassVar, Final, NoReturn
 #     ├── StateError
 #     │   ├── StateIncompatible          user: schema or uid changed
 #     │   │   └── CommitterMissing       user: what publishes an output cannot be found
-#     │   └── LayerMissing               external
+#     │   ├── LayerMissing               external
+#     │   └── KeptOutputLost             external, retry: not counted as a failure, nothing was lost
 #     ├── EngineFailed                   external, retry: a Spark job failed for a reason of its own
 #     ├── EngineDied                     external: the JVM is gone; the process must end, its parent restarts it
 #     ├── UserFunctionError              user: chained, with module and line
@@ -65,12 +66,14 @@ class PenstockError(Exception):
     Attributes:
         domain: whose fault it is.
         retry: whether doing the same again can help; a job is restarted only if so.
+        is_counted: whether a restart after it counts against what the job's restart strategy allows.
         uid: the step it happened in, if known.
         where: the user's file and line that made the step, if known, as ``"shop.py:12"``.
     """
 
     domain: ClassVar[Domain] = Domain.INTERNAL
     retry: ClassVar[bool] = False
+    is_counted: ClassVar[bool] = True
 
     def __init__(self, message: str, *, uid: str | None = None, where: str | None = None) -> None:
         super().__init__(message)
@@ -285,6 +288,13 @@ class LayerMissing(StateError):
     """A layer, or a cached block of one, is gone: the job restarts from its durable layers."""
 
     retry = True
+
+
+class KeptOutputLost(StateError):
+    """Output that a sink kept in cached blocks is gone, before it was in files: the job reads it again."""
+
+    retry = True
+    is_counted = False
 
 
 class EngineFailed(PenstockError):

@@ -71,3 +71,11 @@ def test_136_failure_rate_forgets_failures_older_than_its_interval() -> None:
 
 def test_134_no_restart_gives_up_at_once() -> None:
     assert pauses(NoRestart(), [0]) == [None]
+
+
+def test_a_failure_that_does_not_count_is_followed_by_a_restart_though_none_is_left() -> None:
+    spent, _ = FixedDelay(attempts=1, delay=7).after_failure(MonotonicTime(0), chance=0)
+    full, _ = FailureRate(failures=0, delay=3).after_failure(MonotonicTime(0), chance=0)
+    long, _ = ExponentialDelay(initial=5).after_failure(MonotonicTime(0), chance=0)
+    assert [spent.uncounted_delay, full.uncounted_delay, long.uncounted_delay] == [7, 3, 5]
+    assert NoRestart().uncounted_delay is None

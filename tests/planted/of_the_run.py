@@ -7,6 +7,7 @@ from dataclasses import replace
 from penstock.checkpoint import recovery
 from penstock.checkpoint.commits import CommitQueue
 from penstock.checkpoint.coordinator import Coordinator, StopProgress
+from penstock.connectors.epochs import OutputEpochs
 from penstock.connectors.files.committer import FilesCommitter
 from penstock.connectors.kafka import transactions
 from penstock.connectors.kafka.identity import Verdict
@@ -65,6 +66,35 @@ def _(put):
         return real(self, event)
 
     put(Coordinator, "_acknowledge", acknowledge)
+
+
+@bug("S9", "blocks are freed when their rows are in files, before the manifest that names these is in the log")
+def _(put):
+    real = OutputEpochs.durable
+
+    def durable(self, checkpoint, epoch):
+        real(self, checkpoint, epoch)
+        self.completed(checkpoint)
+
+    put(OutputEpochs, "durable", durable)
+
+
+@bug(
+    "S9-all", "a checkpoint in the log frees all blocks, also those of later output", core="core/test_output_epochs.py"
+)
+def _(put):
+    real = OutputEpochs.completed
+
+    def completed(self, checkpoint):
+        self._kept.update(dict.fromkeys(self._kept, checkpoint))
+        real(self, checkpoint)
+
+    put(OutputEpochs, "completed", completed)
+
+
+@bug("S9-aborted", "kept output that could not be made durable is dropped", core="core/test_output_epochs.py")
+def _(put):
+    put(OutputEpochs, "reopen", lambda self, epoch: None)
 
 
 @bug("S3-broker", "the marker is read before fencing, and not again", core="core/test_kafka_transactions.py")

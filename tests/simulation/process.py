@@ -163,7 +163,9 @@ class Driver(Process):
         if isinstance(error, InternalError):
             self.world.ledger.violated("internal", f"{error} ({cause!r})")
         chance = self.world.chance.random()
-        self._strategy, delay = self._strategy.after_failure(self.world.now(), chance=chance)
+        delay = self._strategy.uncounted_delay
+        if error.is_counted:
+            self._strategy, delay = self._strategy.after_failure(self.world.now(), chance=chance)
         is_cut = isinstance(error, StateIncompatible) and self.pipeline.shape.without != frozenset()
         is_over = self.world.is_grown or self.world.ledger.facts.is_drained
         self.may_refuse = is_cut or (is_over and is_after_the_end(error)) or self._beginnings.is_too_late(error)

@@ -1,14 +1,16 @@
-"""A fake sink that keeps the real contract: stages each batch as a file, and lets committers publish it."""
+"""A fake sink that keeps the real contract: a batch is a file or in blocks, and committers publish files."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
+from penstock.connectors.epochs import EpochPart, KeptBatch, OutputEpochs, StagedBatch
 from penstock.elements import Batch
-from penstock.errors import EngineFailed
+from penstock.errors import EngineFailed, KeptOutputLost
 from penstock.handles import CheckpointId, Committable, FileRef, Guarantee
 from simulation.broker import identity_of, take
 from simulation.names import first_called
@@ -47,13 +49,17 @@ class FakeSink:
 
 
 class FakeWriter:
+    """Every second batch is kept in blocks, as the product keeps it, until the barrier makes a file of it."""
+
     def __init__(self, sink: FakeSink, context: Any) -> None:
         self._sink = sink
         self._of = context
         beside = f"/out/{first_called(context.uid)}/.penstock/{context.log_id}/{context.uid}/{context.generation}"
         self._root = beside if sink.kind == "files/1" else context.staging
-        self._epoch: list[str] = []
+        self._epochs = OutputEpochs(context.kept)
+        self._files: dict[str, str] = {}
         self._batches = 0
+        self._is_closed = False
 
     def write(self, batch: Batch) -> int:
         self._sink.world.may_break(EngineFailed, "an executor is lost")
@@ -61,26 +67,56 @@ class FakeWriter:
         if rows:
             self._batches += 1
             path = f"{self._root}/{self._batches}/part-0.json"
-            self._sink.world.disk.write_unsynced(path, self._bytes(rows))
-            self._epoch.append(path)
+            if self._batches % 2:
+                self._sink.world.disk.write_unsynced(path, self._bytes(rows))
+                self._epochs.add(StagedBatch(path, len(rows)))
+            else:
+                self._epochs.add(self._kept(path, rows))
         return len(rows)
+
+    def _kept(self, name: str, rows: Any) -> KeptBatch:
+        return KeptBatch(
+            content=(name, rows), rows=len(rows), bytes=1, since=self._of.now(), free=partial(self._freed, name)
+        )
+
+    def _freed(self, name: str) -> None:
+        """Blocks are gone: what was in them must be in a file that the log names, while the writer is in use."""
+        ledger = self._sink.world.ledger
+        if self._is_closed or ledger.facts.generation != self._of.generation:
+            return
+        if self._files.get(name) not in ledger.facts.staged:
+            ledger.violated("S9", f"blocks of '{self._of.uid}' are freed, and the log names no file with their rows")
 
     def _bytes(self, rows: Any) -> bytes:
         return json.dumps(rows).encode()
 
     def prepare(self, checkpoint: CheckpointId) -> PreparedRows:
-        epoch, self._epoch = self._epoch, []
-        return PreparedRows(self, checkpoint, epoch)
+        return PreparedRows(self, checkpoint, self._epochs.close_epoch())
 
-    def materialise(self, checkpoint: CheckpointId, epoch: list[str]) -> Sequence[Committable]:
+    def materialise(self, checkpoint: CheckpointId, epoch: list[EpochPart]) -> Sequence[Committable]:
         if not epoch:
             return ()
         try:
-            refs = tuple(self._sink.world.disk.settle(path) for path in epoch)
+            paths = [self._written(part) if isinstance(part, KeptBatch) else part.folder for part in epoch]
+            refs = tuple(self._sink.world.disk.settle(path) for path in paths)
         except BaseException:
-            self._epoch[:0] = epoch  # as the product's files sink does: it goes into the next epoch
+            self._epochs.reopen(epoch)  # as the product's sinks do: it goes into the next epoch
             raise
+        self._epochs.durable(checkpoint, epoch)
         return (self._committable(checkpoint, refs),)
+
+    def _written(self, kept: KeptBatch) -> str:
+        """The file that a kept batch is written to, under a name of its own each time."""
+        world = self._sink.world
+        world.may_break(KeptOutputLost, "a block is lost")
+        self._batches += 2  # what is odd stays odd
+        name, rows = cast("Any", kept.content)
+        path = self._files[name] = f"{self._root}/{self._batches}-kept/part-0.json"
+        world.disk.write_unsynced(path, self._bytes(rows))
+        return path
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        self._epochs.completed(checkpoint)
 
     def _committable(self, checkpoint: CheckpointId, refs: tuple[FileRef, ...]) -> Committable:
         of = self._of
@@ -95,7 +131,8 @@ class FakeWriter:
         )
 
     def close(self) -> None:
-        pass
+        self._is_closed = True
+        self._epochs.close()
 
 
 class BrokerWriter(FakeWriter):
@@ -118,6 +155,7 @@ class BrokerWriter(FakeWriter):
         )
 
     def close(self) -> None:
+        super().close()
         if self._held is not None:
             publishers, publisher = self._held
             self._held = None
@@ -128,7 +166,7 @@ class BrokerWriter(FakeWriter):
 class PreparedRows:
     writer: FakeWriter
     checkpoint: CheckpointId
-    epoch: list[str]
+    epoch: list[EpochPart]
 
     def materialise(self) -> Sequence[Committable]:
         return self.writer.materialise(self.checkpoint, self.epoch)

@@ -203,7 +203,7 @@ def test_a_batch_is_one_job_and_a_checkpoint_is_one_in_its_slot(spark, tmp_path)
 
 def test_a_single_staged_parquet_file_is_published_as_it_is(spark, tmp_path):
     used = []
-    step = Step(spark, sink.Sink(str(tmp_path)), "(1) AS t(id)", background=lambda: used.append(True))
+    step = Step(spark, sink.Sink(str(tmp_path)), "(1) AS t(id)", background=lambda: used.append(True), replays=False)
     step.frame = step.frame.coalesce(1)
     step.write()
     (item,) = step.checkpoint(1)
@@ -364,7 +364,7 @@ def test_bigger_epochs_make_more_files(spark, tmp_path):
 @pytest.mark.parametrize(("large", "are_written_again"), [(10_000_000, True), (10, False)])
 def test_large_staged_files_are_not_written_again(spark, tmp_path, monkeypatch, large, are_written_again):
     monkeypatch.setattr(sink, "_LARGE_FILE", large)
-    step = Step(spark, sink.Sink(str(tmp_path)), "(1) AS t(id)")
+    step = Step(spark, sink.Sink(str(tmp_path)), "(1) AS t(id)", replays=False)
     step.frame = spark.range(0, 3000, 1, 3)
     step.writer.context = replace(step.writer.context, schema=step.frame.schema)
     step.write()

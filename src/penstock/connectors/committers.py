@@ -19,7 +19,7 @@ from penstock.errors import (
     sentence,
 )
 from penstock.handles import CommitOutcome, Guarantee, output_names
-from penstock.interfaces.sink import ChecksCommittable, CommitContext
+from penstock.interfaces.sink import CheckpointListener, ChecksCommittable, CommitContext
 from penstock.spark import jvm
 from penstock.user_code import line_of
 
@@ -250,6 +250,10 @@ class _Writer:
     def _raise_refused(self) -> None:
         if self._refused is not None:
             raise self._refused
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        if isinstance(self._writer, CheckpointListener):
+            self._writer.completed(checkpoint)
 
     def close(self) -> None:
         self._writer.close()

@@ -1,29 +1,36 @@
-"""How sinks stage rows with Spark: batches become Parquet files, and the files of an epoch become one committable."""
+"""How sinks stage rows with Spark: an epoch is kept in blocks or as Parquet files, and becomes one committable."""
 
 from __future__ import annotations
 
+import itertools
 import os
-import threading
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from penstock.connectors.epochs import KeptBatch, OutputEpochs, StagedBatch
 from penstock.errors import CheckpointUnreadable, GraphError, InternalError
 from penstock.handles import Committable
+from penstock.interfaces.sink import BlockBudget
 from penstock.spark import jvm
+from penstock.spark.blocks import free_rows
+from penstock.spark.kept_rows import RowKeeper, explain_lost_output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
 
+    from penstock.connectors.epochs import EpochPart
     from penstock.elements import Batch
     from penstock.filesystem.base import FileSystem
     from penstock.handles import CheckpointId, Json
     from penstock.interfaces.sink import SinkContext
+    from penstock.spark.kept_rows import KeptRows
 
 
 # ---- files --------------------------------------------------------------------------------------------------------
@@ -129,74 +136,191 @@ def sync_folders(files: Sequence[str], top: str) -> None:
 # ---- writers that stage ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StagedBatch:
-    """One staged batch: its folder, and the number of its rows."""
-
-    folder: str
-    rows: int
+MAX_KEPT_BYTES: Final = 128 * 1024 * 1024
+"""Bytes that one sink keeps in blocks, also while checkpoints fail."""
+LARGE_BATCH: Final = 16 * 1024 * 1024
+"""Bytes of a batch, in blocks, from which on it is staged as files: next to its rows a job of its own costs little."""
+BYTES_A_TASK: Final = 32 * 1024 * 1024
+"""Bytes of blocks that one task writes as one staged file."""
 
 
 class StagingWriter(ABC):
-    """A sink's writer that stages each batch as Parquet in a folder of its own.
+    """A sink's writer that keeps an epoch in blocks until its barrier, or stages its batches as Parquet.
 
-    A subclass says in ``committables`` what becomes of an epoch.
+    A batch is kept in blocks if each block has one copy, the sources can be read again, and there is room. Otherwise it
+    is staged at once, in a folder of its own. A subclass says in ``committables`` what becomes of an epoch.
 
     Args:
         context: of the sink.
         root: the folder of this generation; nothing else writes there.
+        most_kept: bytes that are kept in blocks.
     """
 
-    def __init__(self, context: SinkContext, root: str) -> None:
+    def __init__(self, context: SinkContext, root: str, *, most_kept: int = MAX_KEPT_BYTES) -> None:
         self.context = context
         self.root = root
-        self.lock = threading.Lock()
-        self._epoch: list[StagedBatch] = []
-        self._batches = 0
+        self._epochs = OutputEpochs(BlockBudget(most_kept, context.kept))
+        self._folders = itertools.count()
+        self._last_rows = 0
+        self._bytes_a_row = 0.0
 
     def frame(self, batch: Batch) -> DataFrame:
         """What is staged of a batch: all of its rows as they are, unless a subclass makes something else of them."""
         return cast("DataFrame", batch.frame)
 
     def write(self, batch: Batch) -> int:
-        """Stage a batch as Parquet, losslessly, in one job; then settle its metrics."""
-        folder = f"{self.root}/{self._batches}"
-        self._batches += 1  # even if writing fails: no folder is used twice
-        with self.explain_failure():
-            write_staged(self.frame(batch), self.url(folder))
-        batch.settle()
-        # Counted here and not in the job, where a count costs as much as a step of the pipeline.
-        rows = sum(rows_in(self.url(path).removeprefix("file://")) for path in self.content(folder))
-        if rows == 0:
-            self.remove([StagedBatch(folder, rows)])
-            return rows
-        with self.lock:
-            self._epoch.append(StagedBatch(folder, rows))
-        return rows
+        """Keep a batch, or stage it losslessly, in one job; then settle its metrics."""
+        frame = self.frame(batch)
+        if self._epochs.is_old(self.context.now()):
+            self._stage_old()
+        keeps = self._may_keep() and self._keeper.fits(frame)
+        part = self._keep(batch, frame) if keeps else self._stage(batch, frame)
+        self._last_rows = part.rows
+        if part.rows:
+            self._epochs.add(part)
+        return part.rows
 
     def prepare(self, checkpoint: CheckpointId) -> PreparedBatches:
         """Close the epoch, without reading or writing."""
-        with self.lock:
-            epoch, self._epoch = self._epoch, []
-        return PreparedBatches(self, checkpoint, epoch)
+        return PreparedBatches(self, checkpoint, self._epochs.close_epoch())
 
-    def close(self) -> None:  # noqa: B027 - staged rows need no release
-        """Do nothing: staged rows of no checkpoint stay where they are and are never published."""
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Free the blocks of which the log has files by now."""
+        self._epochs.completed(checkpoint)
 
-    def materialise(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> Sequence[Committable]:
-        """Turn staged batches into committables; if that fails, they join the next epoch."""
+    def close(self) -> None:
+        """Free all blocks. Staged rows of no checkpoint stay where they are and are never published."""
+        self._epochs.close()
+
+    # ---- one batch ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _keeper(self) -> RowKeeper:
+        return RowKeeper(self.context.spark, self.context.uid)
+
+    @cached_property
+    def _one_copy(self) -> bool:
+        return RowKeeper.keeps_one_copy(self.context.spark)
+
+    def _may_keep(self) -> bool:
+        """Whether the next batch may be kept in blocks, if it is as large as the last one."""
+        expected = int(self._last_rows * self._bytes_a_row)
+        has_room = expected < LARGE_BATCH and self._epochs.has_room(expected)
+        return has_room and self.context.replays and self._one_copy
+
+    def _keep(self, batch: Batch, frame: DataFrame) -> KeptBatch:
+        content = self._keeper.keep(frame)
+        kept = KeptBatch(
+            content=content,
+            rows=content.rows,
+            bytes=content.bytes,
+            since=self.context.now(),
+            free=partial(free_rows, content.rdd),
+        )
+        try:
+            batch.settle()
+        except BaseException:  # it may have read what was not planned
+            kept.free()
+            raise
+        if kept.rows:
+            self._bytes_a_row = kept.bytes / kept.rows
+        else:
+            kept.free()
+        return kept
+
+    def _stage(self, batch: Batch, frame: DataFrame) -> StagedBatch:
+        folder = self.new_folder()
+        with self.explain_failure():
+            write_staged(frame, self.url(folder))
+        batch.settle()
+        # Counted here and not in the job, where a count costs as much as a step of the pipeline.
+        rows = sum(rows_in(self.url(path).removeprefix("file://")) for path in self.content(folder))
+        staged = StagedBatch(folder, rows)
+        if rows == 0:
+            self.remove([staged])
+        return staged
+
+    def _stage_old(self) -> None:
+        """Move an epoch that is open for long from blocks to files. Its blocks stay until the log names the files."""
+        epoch = self._epochs.close_epoch()
+        try:
+            with self.removed_on_failure() as made, explain_lost_output(self.context.uid):
+                moved = self.all_staged(epoch, made, nullcontext)
+        except BaseException:
+            self._epochs.reopen(epoch)
+            raise
+        self._epochs.reopen(moved)
+
+    # ---- an epoch ----------------------------------------------------------------------------------------------------
+
+    def materialise(self, checkpoint: CheckpointId, epoch: Sequence[EpochPart]) -> Sequence[Committable]:
+        """Turn an epoch into committables; if that fails, it joins the next one."""
         if not epoch:
             return ()
         try:
-            return self.committables(checkpoint, epoch)
+            with explain_lost_output(self.context.uid):
+                items = self.committables(checkpoint, epoch)
         except BaseException:
-            with self.lock:
-                self._epoch[:0] = epoch
+            self._epochs.reopen(epoch)
             raise
+        self._epochs.durable(checkpoint, epoch)
+        return items
 
     @abstractmethod
-    def committables(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> Sequence[Committable]:
+    def committables(self, checkpoint: CheckpointId, epoch: Sequence[EpochPart]) -> Sequence[Committable]:
         """Make an epoch, which is not empty, durable."""
+
+    def all_staged(
+        self, epoch: Sequence[EpochPart], made: list[StagedBatch], slot: Callable[[], AbstractContextManager[None]]
+    ) -> list[StagedBatch]:
+        """The epoch in staged files alone: what is kept in blocks is written, in its place in the order.
+
+        Args:
+            epoch: in order.
+            made: gets what is written.
+            slot: is entered around each job.
+        """
+        staged: list[StagedBatch] = []
+        waiting: list[KeptBatch] = []
+
+        def write_waiting() -> None:
+            rows = sum(part.rows for part in waiting)
+            made.append(StagedBatch(self.new_folder(), rows, tuple(waiting)))
+            frame = self.kept_frame(waiting)
+            if sum(part.bytes for part in waiting) < 2 * BYTES_A_TASK:  # else it is one large batch
+                frame = frame.coalesce(1)
+            with self.explain_failure(), slot():
+                write_staged(frame, self.url(made[-1].folder))
+            staged.append(made[-1])
+            waiting.clear()
+
+        for part in epoch:
+            is_full = sum(kept.bytes for kept in waiting) >= BYTES_A_TASK
+            if waiting and (is_full or not isinstance(part, KeptBatch)):
+                write_waiting()
+            (waiting if isinstance(part, KeptBatch) else staged).append(part)  # type: ignore[arg-type]
+        if waiting:
+            write_waiting()
+        return staged
+
+    @contextmanager
+    def removed_on_failure(self) -> Iterator[list[StagedBatch]]:
+        """A list for what is staged inside; if that fails, it is deleted, since nothing names it."""
+        made: list[StagedBatch] = []
+        try:
+            yield made
+        except Exception:
+            with suppress(Exception):  # the failure is the one that is raised
+                self.remove(made)
+            raise
+
+    def kept_frame(self, kept: Sequence[KeptBatch]) -> DataFrame:
+        """The rows of kept batches, in their order."""
+        return self._keeper.frame([cast("KeptRows", part.content) for part in kept])
+
+    def new_folder(self) -> str:
+        """A folder for staged rows whose name was not used before, and is not used again if writing fails."""
+        return f"{self.root}/{next(self._folders)}"
 
     def explain_failure(self) -> AbstractContextManager[None]:
         """Is entered around Spark jobs that write; may turn their failure into an error that names the folder."""
@@ -212,11 +336,11 @@ class StagingWriter(ABC):
         names_below = [(path, path[len(folder) :].strip("/").split("/")) for path in found]
         return sorted(path for path, names in names_below if not any(_is_hidden(name) for name in names))
 
-    def remove(self, epoch: Sequence[StagedBatch]) -> None:
+    def remove(self, epoch: Iterable[StagedBatch]) -> None:
         """Delete staged batches that nothing names."""
         jvm.delete_folders(self.context.spark, [self.url(part.folder) for part in epoch])
 
-    def no_file(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> InternalError:
+    def no_file(self, checkpoint: CheckpointId, epoch: Sequence[EpochPart]) -> InternalError:
         """The error that an epoch has rows, and no file."""
         rows = sum(part.rows for part in epoch)
         msg = f"Checkpoint {checkpoint} has {rows} rows staged, but Spark's job wrote no file of them."
@@ -225,11 +349,11 @@ class StagingWriter(ABC):
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatches:
-    """One epoch of staged batches."""
+    """One epoch of batches."""
 
     writer: StagingWriter
     checkpoint: CheckpointId
-    epoch: Sequence[StagedBatch]
+    epoch: Sequence[EpochPart]
 
     def materialise(self) -> Sequence[Committable]:
         """Turn the epoch into committables."""
@@ -258,16 +382,18 @@ class StagedWriter(StagingWriter):
         self._target = target
         self._details = [{**detail, "schema": context.schema.jsonValue()} for detail in details]
 
-    def committables(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> Sequence[Committable]:
+    def committables(self, checkpoint: CheckpointId, epoch: Sequence[EpochPart]) -> Sequence[Committable]:
         """A committable for each shard, of all its files of the epoch, in the order of the batches."""
         context, filesystem = self.context, self.context.filesystem
-        files = [filesystem.settle(path) for part in epoch for path in self.content(part.folder)]
-        if not files:
-            raise self.no_file(checkpoint, epoch)
-        kept = {file.path for file in files}
-        for part in epoch:
+        with self.removed_on_failure() as made:
+            staged = self.all_staged(epoch, made, context.background)
+            files = [filesystem.settle(path) for part in staged for path in self.content(part.folder)]
+            if not files:
+                raise self.no_file(checkpoint, epoch)
+        named = {file.path for file in files}
+        for part in staged:
             for path in filesystem.list(part.folder):  # Hadoop's check sums, files of killed attempts
-                if path not in kept:
+                if path not in named:
                     filesystem.delete(path)
         return tuple(
             Committable(
@@ -299,7 +425,10 @@ def staged_table(item: Committable, filesystem: FileSystem) -> pa.Table:
     """
     import pyarrow as pa
 
-    return pa.concat_tables(staged_tables(item, filesystem))
+    tables = staged_tables(item, filesystem)
+    return pa.concat_tables(
+        tables, promote_options="default"
+    )  # columns of one file may be nullable, and of another not
 
 
 def staged_tables(item: Committable, filesystem: FileSystem) -> Iterator[pa.Table]:

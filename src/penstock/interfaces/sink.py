@@ -6,11 +6,13 @@ that the pipeline no longer has is published too.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
+from penstock.clock import MonotonicTime, SystemClock
 from penstock.elements import Batch
 from penstock.filesystem.base import FileSystem
 from penstock.handles import CheckpointId, CommitOutcome, Committable, Generation, Guarantee
@@ -21,6 +23,47 @@ if TYPE_CHECKING:
 
 CHANGE_COLUMN: Final = "_change"
 """The column of a change stream: ``insert``, ``update_before``, ``update_after`` or ``delete``."""
+
+
+# ---- what a writer may use -------------------------------------------------------------------------------------------
+
+MAX_KEPT_BYTES_OF_ALL: Final = 256 * 1024 * 1024
+"""Bytes that all sinks of an attempt together keep in blocks."""
+
+
+class BlockBudget:
+    """Counts the bytes of output that is kept in blocks. Any thread may use it.
+
+    Args:
+        limit: bytes from which on there is no room.
+        shared: the budget of all sinks, in which the bytes count too.
+    """
+
+    def __init__(self, limit: int = MAX_KEPT_BYTES_OF_ALL, shared: BlockBudget | None = None) -> None:
+        self._limit = limit
+        self._shared = shared
+        self._used = 0
+        self._lock = threading.Lock()
+
+    @property
+    def used(self) -> int:
+        """Bytes that are kept now."""
+        return self._used
+
+    def has_room(self, size: int) -> bool:
+        """Whether so many more bytes may be kept."""
+        return self._used + size <= self._limit and (self._shared is None or self._shared.has_room(size))
+
+    def take(self, size: int) -> None:
+        """Count bytes that are kept from now on, also if there was no room: a batch's size shows only afterwards."""
+        with self._lock:
+            self._used += size
+        if self._shared is not None:
+            self._shared.take(size)
+
+    def give_back(self, size: int) -> None:
+        """Count bytes as freed."""
+        self.take(-size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +81,16 @@ class SinkContext:
         staging: the folder of this generation (``staged/<uid>/<generation>``), for sinks that stage in the state
             directory.
         cores: that Spark may use.
+        replays: whether all sources of the rows can be read again from the last checkpoint. Output that could not be
+            read again is never kept in blocks.
+        kept: the budget of all sinks of the attempt that keep output in blocks.
         next_checkpoint: the first that the run can take; all output of earlier ones is published or void. ``None``:
             unknown.
         check_owner: see ``CommitContext``.
         background: is entered around every background Spark job; it waits for a slot, and puts the thread's jobs into
             the background pool.
         failpoint: names a durable step, so that tests can crash there.
+        now: the time of the job's clock.
     """
 
     uid: str
@@ -55,10 +102,16 @@ class SinkContext:
     filesystem: FileSystem
     staging: str
     cores: int
+    replays: bool = True
+    kept: BlockBudget = field(default_factory=BlockBudget)
     next_checkpoint: CheckpointId | None = None
     check_owner: Callable[[], None] = field(default=lambda: None)
     background: Callable[[], AbstractContextManager[None]] = field(default=nullcontext)
     failpoint: Callable[[str], None] = field(default=lambda _name: None)
+    now: Callable[[], MonotonicTime] = field(default=SystemClock().now)
+
+
+# ---- the writer ------------------------------------------------------------------------------------------------------
 
 
 class PreparedOutput(Protocol):
@@ -90,6 +143,21 @@ class SinkWriter(Protocol):
     def close(self) -> None:
         """Release what is held; never publishes. May never be called."""
         ...
+
+
+@runtime_checkable
+class CheckpointListener(Protocol):
+    """A writer that holds something until a checkpoint is in the log."""
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Note that this checkpoint is in the log, with all that was handed over for it and for those before it.
+
+        May be called late or never. Called by the thread that calls ``write``.
+        """
+        ...
+
+
+# ---- the committer ---------------------------------------------------------------------------------------------------
 
 
 @runtime_checkable

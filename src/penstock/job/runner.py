@@ -428,7 +428,10 @@ class JobRunner:
         return attempt
 
     def _wait_or_raise(self, error: PenstockError, number: int) -> None:
-        self._strategy, delay = self._strategy.after_failure(self._clock.now(), chance=random.random())
+        if error.is_counted:
+            self._strategy, delay = self._strategy.after_failure(self._clock.now(), chance=random.random())
+        else:
+            delay = self._strategy.uncounted_delay
         if not error.retry or isinstance(error, EngineDied) or delay is None or self._stop.is_asked:
             raise error
         self._lifecycle.to(JobState.RESTARTING)

@@ -24,7 +24,7 @@ from penstock.graph.nodes import Every, Keyed, PortRef, Read, Union, WithWaterma
 from penstock.graph.queries import alignment_groups, sources_naming_partitions, upstream_sources
 from penstock.handles import Guarantee, TaskSnapshot
 from penstock.interfaces.operator import OperatorContext
-from penstock.interfaces.sink import SinkContext
+from penstock.interfaces.sink import BlockBudget, SinkContext
 from penstock.interfaces.source import BatchTicks, JobResources, ReadLimit, SourceContext, Until, receives
 from penstock.runtime.barriers import AlignedBarrierHandler, BarrierHandler, BarrierTracker
 from penstock.runtime.channels import Channel, OutputPath, Rewrite, TaskOutput
@@ -161,6 +161,7 @@ class AttemptBuilder:
         self._timeline = timeline(owned.history, recovery.restored)
         self._channels: dict[InputRef, Channel] = {}
         self._rate_controls: dict[str, RateControl] = {}
+        self._kept_output = BlockBudget()
         self.threads: dict[str, TaskRunner] = {}
         self.tasks: dict[str, AnyTask] = {}
         self._alignment = self._alignment_coordinator()
@@ -361,12 +362,21 @@ class AttemptBuilder:
             filesystem=env.filesystem,
             staging=f"staged/{spec.id}/{owned.generation}",
             cores=self._cores,
+            replays=self._can_replay(node),
+            kept=self._kept_output,
             next_checkpoint=self._recovery.next_checkpoint,
             check_owner=owned.require_owner,
             background=self._pools.background(spec.id),
             failpoint=failpoint,
+            now=env.clock.now,
         )
         return SinkLogic(spec.id, open_writer(node.sink, context))
+
+    def _can_replay(self, node: Write) -> bool:
+        """Whether no source of a sink's rows loses any when the job begins again from its checkpoint."""
+        uids = upstream_sources(self._env.analysis.graph, node.inputs[0])
+        sources = [spec.node.source for spec in self._specs if isinstance(spec.node, Read) and spec.id in uids]
+        return all(source.guarantee in (Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE) for source in sources)
 
 
 def _least(watermarks: tuple[EventTime, ...]) -> tuple[EventTime, ...]:

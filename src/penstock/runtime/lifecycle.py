@@ -94,6 +94,11 @@ SECOND = 1_000_000
 class RestartStrategy(Protocol):
     """Decides whether and when a failed job is restarted."""
 
+    @property
+    def uncounted_delay(self) -> int | None:
+        """The microseconds to wait after a failure that does not count, or ``None`` if no restart ever follows one."""
+        ...
+
     def after_failure(self, at: MonotonicTime, *, chance: float) -> tuple[RestartStrategy, int | None]:
         """The strategy for the next failure, and the microseconds to wait, or ``None`` to give up.
 
@@ -108,6 +113,11 @@ class RestartStrategy(Protocol):
 class NoRestart:
     """Gives up at the first failure."""
 
+    @property
+    def uncounted_delay(self) -> None:
+        """Give up after any failure."""
+        return
+
     def after_failure(self, at: MonotonicTime, *, chance: float) -> tuple[RestartStrategy, int | None]:
         """Give up."""
         del at, chance
@@ -120,6 +130,11 @@ class FixedDelay:
 
     attempts: int = 3
     delay: int = SECOND
+
+    @property
+    def uncounted_delay(self) -> int:
+        """``delay``, also when no attempt is left."""
+        return self.delay
 
     def after_failure(self, at: MonotonicTime, *, chance: float) -> tuple[RestartStrategy, int | None]:
         """Wait ``delay`` while attempts are left."""
@@ -137,6 +152,11 @@ class FailureRate:
     interval: int = 60 * SECOND
     delay: int = SECOND
     seen: tuple[MonotonicTime, ...] = ()
+
+    @property
+    def uncounted_delay(self) -> int:
+        """``delay``, however many failures were seen."""
+        return self.delay
 
     def after_failure(self, at: MonotonicTime, *, chance: float) -> tuple[RestartStrategy, int | None]:
         """Count the failure; those older than the interval no longer count."""
@@ -160,6 +180,11 @@ class ExponentialDelay:
     reset_after: int = 3_600 * SECOND
     next_delay: int | None = None
     last_failure: MonotonicTime | None = None
+
+    @property
+    def uncounted_delay(self) -> int:
+        """``initial``: a failure that does not count makes no pause longer."""
+        return self.initial
 
     def after_failure(self, at: MonotonicTime, *, chance: float) -> tuple[RestartStrategy, int | None]:
         """Wait the current delay, and longer the next time."""

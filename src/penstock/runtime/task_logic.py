@@ -10,7 +10,7 @@ from penstock.errors import EngineFailed, StateIncompatible, sentence
 from penstock.failpoints import failpoint
 from penstock.handles import CheckpointId, TaskSnapshot
 from penstock.interfaces.operator import DeferredBatch, Operator, ProcessingTimeOperator
-from penstock.interfaces.sink import SinkWriter
+from penstock.interfaces.sink import CheckpointListener, SinkWriter
 from penstock.runtime.channels import TaskOutput
 from penstock.runtime.task import SnapshotWork
 
@@ -212,7 +212,9 @@ class SinkLogic:
         return make_durable
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """Do nothing: the coordinator commits."""
+        """Notify a writer that holds something until then; the coordinator commits."""
+        if isinstance(self._writer, CheckpointListener):
+            self._writer.completed(checkpoint)
 
     def maintain(self) -> None:
         """Do nothing."""

@@ -85,8 +85,12 @@ def logical_plan(frame: DataFrame) -> JavaObject:
 
 # ---- rows kept as cached blocks --------------------------------------------------------------------------------------
 
-_LOST_BLOCK_ERRORS: Final = ("CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "Checkpoint block rdd_")
-"""Parts of Spark's messages about a lost block of a local checkpoint: its error class, and its text."""
+_LOST_BLOCK_ERRORS: Final = (
+    "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND",
+    "Checkpoint block rdd_",
+    "was not found even though it's read-locked",  # its file is gone
+)
+"""Parts of Spark's messages about a lost block of a local checkpoint: its error class, and its texts."""
 
 
 def local_checkpoint(frame: DataFrame) -> DataFrame:
@@ -125,6 +129,9 @@ class LazyCheckpoint:
 
     def finish(self) -> None:
         """Complete the observed metrics. Runs a job if none has read the rows."""
+        if not self._rdd.isCheckpointed():
+            # A job that keeps rows of its own leaves this undone. It runs tasks only for partitions that are missing.
+            self._rdd.doCheckpoint()
         if not self._rdd.isCheckpointed():
             self._rdd.count()
         manager = cast("Any", self._session)._jsparkSession.observationManager()  # noqa: SLF001
@@ -262,6 +269,12 @@ class _CachedLeaf:
     placement: str
 
 
+def nullable_columns(leaf: JavaObject) -> list[JavaObject]:
+    """The columns of a leaf, all nullable: other rows with the same columns may have NULL where these have none."""
+    output = leaf.output()
+    return [output.apply(index).withNullability(True) for index in range(output.size())]
+
+
 class CachedUnion:
     """Joins the cached rows of several frames into one leaf of a plan. Runs no job, copies no row."""
 
@@ -274,6 +287,7 @@ class CachedUnion:
         self._partitionwise_union_rdd = getattr(jvm, "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD")
         self._pruning_rdd = getattr(jvm, "org.apache.spark.rdd.PartitionPruningRDD")
         self._set1 = getattr(jvm, "scala.collection.immutable.Set$Set1")  # a function from numbers to Boolean, too
+        self._unknown = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning")
         self._in_one = scala_object(jvm, f"org.apache.spark.sql.catalyst.plans.physical.{_SINGLE_PARTITION}")
         self._none = scala_object(jvm, "scala.None")
         self._lists = ScalaLists(jvm)
@@ -324,6 +338,11 @@ class CachedUnion:
         partitioning = self._hash_partitioning(hashed_by, partitions)
         return self._make_leaf(plans[0].output(), self._zipped(rounds, partitions), partitioning)
 
+    def one_after_another(self, columns: Sequence[JavaObject], rdds: Sequence[JavaObject]) -> JavaObject:
+        """A plan with columns of ``nullable_columns``: the partitions of the first RDD, then those of the next."""
+        rdd = rdds[0] if len(rdds) == 1 else self._union_rdd(rdds[0].context(), self._lists(rdds), self._class_tag)
+        return self._make_leaf(self._lists(columns), rdd, self._unknown(rdd.getNumPartitions()))
+
     def _leaf_of(self, frame: DataFrame) -> _CachedLeaf:
         leaf = self._leaves.get(frame)
         if leaf is None:
@@ -342,8 +361,7 @@ class CachedUnion:
         """
         found = self._partitionings.get(frame)
         if found is None:
-            partitioning, output = leaf.plan.outputPartitioning(), leaf.plan.output()
-            columns = [output.apply(index).withNullability(True) for index in range(output.size())]
+            partitioning, columns = leaf.plan.outputPartitioning(), nullable_columns(leaf.plan)
             if partitioning.toString() != _SINGLE_PARTITION:
                 own = {column.exprId().id(): column for column in columns}
                 references = partitioning.references().toSeq()

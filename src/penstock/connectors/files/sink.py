@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.connectors import staging
 from penstock.connectors.committers import COMMITTERS
+from penstock.connectors.epochs import KeptBatch, StagedBatch
 from penstock.connectors.files.committer import HIDDEN, REMEDIES
 from penstock.connectors.limits import check_limit
-from penstock.connectors.staging import StagingWriter
+from penstock.connectors.staging import MAX_KEPT_BYTES, StagingWriter
 from penstock.errors import (
     GraphError,
     InternalError,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructField, StructType
 
-    from penstock.connectors.staging import StagedBatch
+    from penstock.connectors.epochs import EpochPart
     from penstock.handles import CheckpointId, Json
     from penstock.interfaces.sink import SinkContext
 
@@ -45,49 +46,62 @@ _LARGE_FILE: Final = 1024 * 1024
 
 
 class FilesWriter(StagingWriter):
-    """Stages batches and turns an epoch of them into files. Made by ``Sink.writer``."""
+    """Keeps or stages batches, and turns an epoch of them into files. Made by ``Sink.writer``."""
 
     def __init__(self, sink: Sink, context: SinkContext) -> None:
         refuse_another_log(sink.target, context.log_id, context.uid)
-        super().__init__(context, "/".join([sink.target, HIDDEN, context.log_id, context.uid, str(context.generation)]))
+        root = "/".join([sink.target, HIDDEN, context.log_id, context.uid, str(context.generation)])
+        super().__init__(context, root, most_kept=min(MAX_KEPT_BYTES, sink.target_file_bytes))
         require_writable(self.root, context.uid)
         self._sink = sink
-        self._folders = 0
 
-    def committables(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> Sequence[Committable]:
+    def committables(self, checkpoint: CheckpointId, epoch: Sequence[EpochPart]) -> Sequence[Committable]:
         """One committable that names each staged file and the name under which it is published."""
         filesystem = self.context.filesystem
-        paths = [path for part in epoch for path in self.content(part.folder)]
-        publish_staged = self._can_publish_staged(paths)
-        folder = ""
-        if not publish_staged:
-            folder = f"{self.root}/files-{checkpoint}-{self._next_folder()}"
-            self._convert(epoch, paths, folder)
-            paths = self.content(folder)
-        if not paths:
-            raise self.no_file(checkpoint, epoch)
-        refs = [filesystem.settle(path) for path in paths]
-        staging.sync_folders(paths, self._sink.target)
-        if not publish_staged:
-            self.remove(epoch)
-        return (self._committable(checkpoint, refs, folder),)
+        kept = [part for part in epoch if isinstance(part, KeptBatch)]
+        staged = [part for part in epoch if isinstance(part, StagedBatch)]
+        paths = [path for part in staged for path in self.content(part.folder)]
+        as_they_are = bool(paths) and self._can_publish_staged(paths, besides=len(kept) > 0)
+        with self.removed_on_failure() as made:
+            if kept or not as_they_are:
+                folder = f"{self.root}/files-{checkpoint}-{self.new_folder().rpartition('/')[2]}"
+                made.append(StagedBatch(folder, 0))
+                self._write_files(kept, [] if as_they_are else staged, folder)
+                written = self.content(folder)
+                if not written:
+                    raise self.no_file(checkpoint, epoch)
+                paths = [*(paths if as_they_are else ()), *written]
+            refs = [filesystem.settle(path) for path in paths]
+            staging.sync_folders(paths, self._sink.target)
+        if not as_they_are:
+            with suppress(Exception):  # the files are durable, and what stays is condemned by the next generation
+                self.remove(staged)
+        return (self._committable(checkpoint, refs, made[0].folder if made else ""),)
 
-    def _can_publish_staged(self, paths: Sequence[str]) -> bool:
-        """Whether staged files can be published as they are: they have the format, and are few or large."""
+    def _can_publish_staged(self, paths: Sequence[str], *, besides: bool) -> bool:
+        """Whether staged files can be published as they are: they have the format, and are few or large.
+
+        ``besides``: what is kept in blocks becomes another file.
+        """
         sink = self._sink
         if sink.format != "parquet" or sink.partition_by or sink.options:
             return False
         few = max(sink.files_per_checkpoint, sum(map(os.path.getsize, paths)) // _LARGE_FILE)
-        return len(paths) <= few
+        return len(paths) + besides <= few
 
-    def _convert(self, epoch: Sequence[StagedBatch], paths: Sequence[str], folder: str) -> None:
+    def _write_files(self, kept: Sequence[KeptBatch], staged: Sequence[StagedBatch], folder: str) -> None:
+        """Write files of the sink's format, in one job, from blocks and from staged files."""
         context, sink = self.context, self._sink
-        size = sum(os.path.getsize(path) for path in paths)
+        size = sum(part.bytes for part in kept)
+        size += sum(os.path.getsize(path) for part in staged for path in self.content(part.folder))
         parts = max(sink.files_per_checkpoint, -(-size // sink.target_file_bytes))
-        urls = [self.url(part.folder) for part in epoch]
         options = {name: str(value) for name, value in sink.options.items()}
         with self.explain_failure(), context.background():
-            frame = staging.read_staged(context.spark, urls, context.schema)
+            frames = [self.kept_frame(kept)] if kept else []
+            if staged:
+                urls = [self.url(part.folder) for part in staged]
+                frames.append(staging.read_staged(context.spark, urls, context.schema))
+            frame = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
             if sink.partition_by and parts > 1:
                 frame = frame.repartition(parts, *sink.partition_by)
             else:
@@ -95,12 +109,13 @@ class FilesWriter(StagingWriter):
             staging.write(frame, self.url(folder), sink.format, sink.partition_by, options)
 
     def _committable(self, checkpoint: CheckpointId, refs: Sequence[FileRef], folder: str) -> Committable:
+        """The committable of these files; those below ``folder`` may be in folders of partitions."""
         context = self.context
         name = f"part-{context.log_id[:8]}-{context.uid}-{checkpoint}-{context.generation}"
         moves: dict[str, Json] = {}
         for number, ref in enumerate(refs):
             parent, _, file = ref.path.rpartition("/")
-            partition = parent[len(folder) :].strip("/") if folder else ""
+            partition = parent[len(folder) :].strip("/") if folder and parent.startswith(folder) else ""
             ending = file.partition(".")[2]
             final = f"{name}-{number:02d}.{ending}"
             moves[ref.path] = "/".join(part for part in (self._sink.target, partition, final) if part)
@@ -124,11 +139,6 @@ class FilesWriter(StagingWriter):
         except Exception:
             require_writable(self.root, self.context.uid)
             raise
-
-    def _next_folder(self) -> int:
-        with self.lock:
-            self._folders += 1
-            return self._folders
 
 
 def refuse_another_log(target: str, log_id: str | None, uid: str) -> None:
@@ -205,9 +215,9 @@ FORMATS: Final = tuple(_EFFECTIVE)
 class Sink:
     """Files below a directory, a few for each checkpoint, however many batches. Exactly-once.
 
-    A batch is staged below ``<path>/.penstock`` in one job. At a checkpoint one background job turns the staged
-    batches into files of the format, unless they are Parquet and few, or of 4 MB each on average. Once the checkpoint
-    is in the log they are renamed into place, under names that are never used again:
+    A batch is kept in memory or staged below ``<path>/.penstock``, in one job. At a checkpoint one background job
+    makes files of the format of them, unless they are staged, Parquet, and few or of 1 MB each on average. Once the
+    checkpoint is in the log they are renamed into place, under names that are never used again:
     ``part-<log>-<uid>-<checkpoint>-<generation>-<number>.<ending>``. A reader may take a file away as soon as it sees
     it. The files of one checkpoint appear one after another, not at once. No rows, no file.
 

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+    from penstock.connectors.epochs import EpochPart
     from penstock.connectors.kafka.producer import Deliveries
     from penstock.connectors.secrets import Option
-    from penstock.connectors.staging import StagedBatch
     from penstock.elements import Batch
     from penstock.handles import CheckpointId, Committable
     from penstock.interfaces.sink import PreparedOutput, SinkContext, SinkWriter
@@ -160,7 +160,7 @@ class TransactionWriter(StagedWriter):
         records = self._columns.records(cast("DataFrame", batch.frame))
         return self._columns.in_shards(records, self._shards) if self._shards > 1 else records
 
-    def materialise(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> Sequence[Committable]:
+    def materialise(self, checkpoint: CheckpointId, epoch: Sequence[EpochPart]) -> Sequence[Committable]:
         """Make the epoch durable. Write markers again that are old, also for an epoch without rows."""
         renewed = [renew(publisher, self.context.check_owner) for publisher in self._held]
         if not all(renewed):
@@ -172,7 +172,8 @@ class TransactionWriter(StagedWriter):
         return self.context.uid
 
     def close(self) -> None:
-        """Let go of the identities."""
+        """Let go of the identities and the blocks."""
+        super().close()
         held, self._held = self._held, []
         for publisher in held:
             self._publishers.release(publisher)
