@@ -24,7 +24,7 @@ from penstock.facts import BatchDone, JobStarted, Restarting
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CheckpointId, Generation
 from penstock.interfaces.sink import BlockBudget, SinkContext
-from penstock.spark.kept_rows import RowKeeper
+from penstock.spark.kept_output import RowKeeper
 from spark.job_kit import Watch, drop, published
 from spark.test_lost_block_job import lose
 from spark.test_sink_files import ROWS, Step, commit, visible, waiting

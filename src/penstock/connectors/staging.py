@@ -16,7 +16,7 @@ from penstock.handles import Committable
 from penstock.interfaces.sink import BlockBudget
 from penstock.spark import jvm
 from penstock.spark.blocks import free_rows
-from penstock.spark.kept_rows import RowKeeper, explain_lost_output
+from penstock.spark.kept_output import RowKeeper, explain_lost_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.filesystem.base import FileSystem
     from penstock.handles import CheckpointId, Json
     from penstock.interfaces.sink import SinkContext
-    from penstock.spark.kept_rows import KeptRows
+    from penstock.spark.kept_output import KeptOutput
 
 
 # ---- files --------------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class StagingWriter(ABC):
 
     def kept_frame(self, kept: Sequence[KeptBatch]) -> DataFrame:
         """The rows of kept batches, in their order."""
-        return self._keeper.frame([cast("KeptRows", part.content) for part in kept])
+        return self._keeper.frame([cast("KeptOutput", part.content) for part in kept])
 
     def new_folder(self) -> str:
         """A folder for staged rows whose name was not used before, and is not used again if writing fails."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRows:
+class KeptOutput:
     """Rows in blocks without lineage: the RDD that reads them, their number, and the bytes of the blocks."""
 
     rdd: JavaObject
@@ -65,7 +65,7 @@ class RowKeeper:
             self._schema = java_schema(frame)
         return bool(java_schema(frame).sameType(self._schema))
 
-    def keep(self, frame: DataFrame) -> KeptRows:
+    def keep(self, frame: DataFrame) -> KeptOutput:
         """Run ``frame`` now, in one job, and keep its rows.
 
         They are counted in their blocks, so that the number is right whatever failed and was run again meanwhile.
@@ -81,7 +81,7 @@ class RowKeeper:
             free_rows(rdd)
             raise
         self._columns = self._columns or nullable_columns(leaf)
-        return KeptRows(rdd, sum(rows for rows, _ in counts), sum(size for _, size in counts))
+        return KeptOutput(rdd, sum(rows for rows, _ in counts), sum(size for _, size in counts))
 
     def _count(self, rdd: int, partition: int) -> tuple[int, int]:
         """Rows and bytes of a block. Reading it to its end also gives it back to the store."""
@@ -91,7 +91,7 @@ class RowKeeper:
         block = found.get()
         return int(block.data().size()), int(block.bytes())
 
-    def frame(self, kept: Sequence[KeptRows]) -> DataFrame:
+    def frame(self, kept: Sequence[KeptOutput]) -> DataFrame:
         """The rows of all, as a lazy frame: one after another, a partition for each block."""
         plan = self._union.one_after_another(self._columns, [rows.rdd for rows in kept])
         return frame_of_plan(plan, self._spark)
