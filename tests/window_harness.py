@@ -69,7 +69,21 @@ def compilations(spark: SparkSession) -> int:
 
 
 def exchanges(frame: DataFrame) -> int:
-    return frame._jdf.queryExecution().executedPlan().toString().count("Exchange")
+    """The exchanges in a frame's plan, and in the kept plans that made its rows, down to rows that are kept."""
+    plan = frame._jdf.queryExecution().executedPlan()
+    leaves = plan.collectLeaves()
+    scans = [leaf for leaf in map(leaves.apply, range(leaves.size())) if leaf.nodeName().startswith("Scan ExistingRDD")]
+    return plan.toString().count("Exchange") + sum(_shuffles(scan.rdd()) for scan in scans)
+
+
+def _shuffles(rdd: Any) -> int:
+    if rdd.getStorageLevel().useMemory():
+        return 0
+    found, on = 0, rdd.dependencies()
+    for dependency in map(on.apply, range(on.size())):
+        found += dependency.getClass().getSimpleName() == "ShuffleDependency"
+        found += _shuffles(dependency.rdd())
+    return found
 
 
 def persistent(spark: SparkSession) -> frozenset[int]:

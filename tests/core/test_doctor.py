@@ -278,6 +278,10 @@ def test_a_trial_of_spark_ends_in_one_line_however_it_ends():
     assert fine.status is Status.OK
     assert fine.found == "Spark 4.3.0: a classic session and a job with Python workers in 6.0 s, on 2 cores"
 
+    lacking = try_spark(lambda: (0, json.dumps(json.loads(told) | {"missing_class": "org.apache.spark.X"}), ""))
+    assert lacking.status is Status.WARN
+    assert "no class org.apache.spark.X" in lacking.found
+
     mismatch = "Traceback\n  File\npyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9 and 3.11"
     failed = try_spark(lambda: (1, "", mismatch))
     assert failed.status is Status.FAIL

@@ -6,7 +6,8 @@ import pytest
 from pyspark.sql import functions as F
 
 from penstock.spark.blocks import CachedUnion, frame_of_plan, free_blocks, local_checkpoint
-from penstock.spark.plans import PlanPreparer, analyzed_plan
+from penstock.spark.plans import analyzed_plan
+from penstock.spark.prepared_plans import PlanPreparer
 from window_harness import exchanges
 
 pytestmark = pytest.mark.spark

@@ -10,7 +10,8 @@ from penstock.operators import aggregates as agg
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
 from penstock.spark.blocks import free_blocks, local_checkpoint
-from penstock.spark.plans import PlanPreparer, analyzed_plan
+from penstock.spark.bound_plans import plan_of
+from penstock.spark.prepared_plans import PlanPreparer
 from penstock.spark.sql import variable_literal
 from window_harness import Rig, compilations
 
@@ -31,7 +32,7 @@ def test_each_number_gets_to_its_place_whatever_its_size(spark):
     batch = spark.range(2)
     prepared = preparer.prepare(batch.schema, beside, numbers=len(NUMBERS))
     for numbers in (NUMBERS, NUMBERS[::-1]):
-        frame = preparer.frame(preparer.bind(prepared, analyzed_plan(batch), *numbers))
+        frame = preparer.frame(preparer.bind(prepared, plan_of(batch), *numbers))
         assert [tuple(row) for row in frame.orderBy("id").collect()] == [(0, *numbers), (1, *numbers)]
 
 
@@ -40,7 +41,7 @@ def test_a_template_is_compiled_once(spark):
     prepared = preparer.prepare(spark.range(0).schema, beside, numbers=2)
 
     def run(low: int, high: int) -> None:
-        preparer.frame(preparer.bind(prepared, analyzed_plan(spark.range(9)), low, high)).collect()
+        preparer.frame(preparer.bind(prepared, plan_of(spark.range(9)), low, high)).collect()
 
     run(1, 2)
     before = compilations(spark)
@@ -52,8 +53,7 @@ def test_what_was_kept_of_one_template_can_be_put_together(spark):
     preparer = PlanPreparer(spark)
     prepared = preparer.prepare(spark.range(0).schema, beside, numbers=1)
     kept = [
-        local_checkpoint(preparer.frame(preparer.bind(prepared, analyzed_plan(spark.range(2)), number)))
-        for number in (5, 6)
+        local_checkpoint(preparer.frame(preparer.bind(prepared, plan_of(spark.range(2)), number))) for number in (5, 6)
     ]
     both = preparer.frame(preparer.union(kept))
     assert sorted(tuple(row) for row in both.collect()) == [(0, 5), (0, 6), (1, 5), (1, 6)]

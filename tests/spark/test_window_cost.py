@@ -18,7 +18,7 @@ from penstock.operators.windows.assigners import tumbling
 from penstock.operators.windows.panes import DueWindows
 from penstock.operators.windows.results import ResultQueries
 from penstock.spark.blocks import free_blocks, is_lost_block
-from penstock.spark.plans import PlanPreparer
+from penstock.spark.prepared_plans import PlanPreparer
 from penstock.state import compaction
 from penstock.state.compaction import Compaction
 from penstock.state.layers import union_layers
@@ -82,7 +82,7 @@ def test_no_exchange_lies_above_layers_of_batches_of_whose_keys_spark_knows_more
     layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
     assert len(layers) == 4
     for some in (layers, layers[1:], layers[::-1]):
-        assert exchanges(rig.operator._queries.merged(some, 0)[0]) == 0
+        assert exchanges(rig.operator._queries.frame(rig.operator._queries.merged(some, 0)[0])) == 0
     lease.release()
     rig.operator._compact()
     rig.process(rows(0))

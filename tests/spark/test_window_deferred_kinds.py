@@ -234,7 +234,8 @@ def rows_of(rig: Rig) -> Told:
     """All that is in memory, merged, each key and window once."""
     found: Told = {}
     layers, lease = rig.operator._stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)
-    merged, _ = rig.operator._queries.merged(layers, rig.operator._stack.horizon)
+    plan, _ = rig.operator._queries.merged(layers, rig.operator._stack.horizon)
+    merged = rig.operator._queries.frame(plan)
     for user, end, x in merged.selectExpr("lower(k0)", "unix_seconds(window_end)", "x__sum").collect():
         assert (user, end) not in found
         found[user, end] = x

@@ -61,7 +61,8 @@ def expected(batches: int) -> Sums:
 def rows_of(rig: Rig) -> Sums:
     """All that is in memory, merged as for whoever reads it: each key and window once."""
     layers, lease = rig.operator._stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)
-    merged, _ = rig.operator._queries.merged(layers, rig.operator._stack.horizon)
+    plan, _ = rig.operator._queries.merged(layers, rig.operator._stack.horizon)
+    merged = rig.operator._queries.frame(plan)
     found = [
         (row[0], row[1], row[2]) for row in merged.selectExpr("user", "unix_seconds(window_end)", "x__sum").collect()
     ]

@@ -127,7 +127,7 @@ def test_a_large_merge_in_memory_is_several_jobs_with_a_slot_each_and_one_leaf_a
     assert rig.operator._stack.height == 2
     layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
     assert sorted(layer.rows for layer in layers) == [10, 170]
-    assert exchanges(rig.operator._queries.merged(layers, 0)[0]) == 0
+    assert exchanges(rig.operator._queries.frame(rig.operator._queries.merged(layers, 0)[0])) == 0
     lease.release()
     handle = rig.checkpoint()
     expected = {f"u{n}": n * (2 if 10 <= n < 160 else 1) for n in (*range(170), *range(300, 310))}

@@ -55,6 +55,7 @@ from penstock.spark.configuration import (
     check_master,
     setting_shown,
 )
+from penstock.spark.kept_rows import missing_class
 from penstock.spark.session import CONTEXT_SETTINGS, default_parallelism, make_session
 
 if TYPE_CHECKING:
@@ -320,7 +321,12 @@ def try_spark(run: Callable[[], tuple[int, str, str]] | None = None) -> Finding:
     if code != 0 or result is None:
         return fail("spark", "no session: " + (_reason(err) or f"its process ended with {code}"), _remedy(err))
     found = f"Spark {result['version']}: a classic session and a job with Python workers in {result['seconds']:.1f} s"
-    return ok("spark", f"{found}, on {result['cores']} cores")
+    found += f", on {result['cores']} cores"
+    lacks = result.get("missing_class")
+    if lacks is not None:
+        found += f"; it has no class {lacks}, so Spark plans each batch anew, some 50 ms a batch of a keyed step"
+        return warn("spark", found, "use a version of Spark that penstock is tested with: 4.1, 4.2 or 4.3")
+    return ok("spark", found)
 
 
 def _run_trial() -> tuple[int, str, str]:
@@ -524,6 +530,7 @@ def main() -> int:
             "version": spark.version,
             "cores": default_parallelism(spark),
             "rows": rows,
+            "missing_class": missing_class(spark),
             "seconds": (clock.now() - started) / 1_000_000,
         }
     finally:

@@ -14,8 +14,17 @@ from penstock.elements import Batch, ObservedMetrics, RefCount, SourcePartitions
 from penstock.errors import InternalError, assert_never
 from penstock.graph.nodes import BAD_PORT, ParseJson, RowWise, WithWatermark
 from penstock.interfaces.source import UNDECODED_METRIC
-from penstock.spark.blocks import JavaObject, logical_plan
-from penstock.spark.plans import ObservationSpec, PlanLeaf, java_schema
+from penstock.spark.blocks import JavaObject
+from penstock.spark.bound_plans import (
+    BoundPlan,
+    BoundRows,
+    ObservedRows,
+    PreparedPlan,
+    RebuiltRows,
+    output_type,
+    plan_of,
+)
+from penstock.spark.plans import ObservationSpec
 from penstock.spark.session import parse_type
 
 if TYPE_CHECKING:
@@ -24,14 +33,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bind:
-    plan: JavaObject
-    leaf: PlanLeaf
-
-
-@dataclass(frozen=True, slots=True)
 class _Rebuild:
+    """A step that is built again over each batch, and the columns that it gives."""
+
     build: Callable[[DataFrame], DataFrame]
+    output_type: JavaObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class _Observe:
     after: tuple[CompiledStep, ...]
 
 
-_Part: TypeAlias = _Bind | _Rebuild | _Observe
+_Part: TypeAlias = PreparedPlan | _Rebuild | _Observe
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +102,14 @@ class StepChain:
         compiled = self._current(snapshots, whole=whole)
         metrics = self._metrics(batch, whole=whole)
         frame = cast("DataFrame", batch.frame)
-        self._check_columns(frame, compiled)
+        plan = plan_of(frame)
+        self._check_columns(plan, frame, compiled)
         parts: tuple[_Part, ...] = compiled.parts
         if self._rows is not None and "rows" not in metrics:
             parts = (_Observe(self._rows, ()), *parts)
         if parts:
-            frame = self._rewritten(frame, parts, metrics, lambda after: _partitions_after(batch, compiled, after))
+            plan = self._rewritten(plan, parts, metrics, lambda after: _partitions_after(batch, compiled, after))
+            frame = self._compiler.builder.frame(plan)
         return replace(
             batch,
             frame=frame,
@@ -136,37 +144,33 @@ class StepChain:
 
     def _rewritten(
         self,
-        frame: DataFrame,
+        plan: BoundPlan,
         parts: tuple[_Part, ...],
         metrics: dict[str, ObservedMetrics],
         partitions_after: Callable[[tuple[CompiledStep, ...]], SourcePartitions | None],
-    ) -> DataFrame:
-        editor = self._compiler.editor
-        plan = logical_plan(frame)
+    ) -> BoundPlan:
         for part in parts:
             match part:
-                case _Bind():
-                    plan = editor.bind(part.plan, part.leaf, plan)
+                case PreparedPlan():
+                    plan = BoundRows(part, plan)
                 case _Observe():
                     observation = _observation_of(part, partitions_after(part.after))
-                    plan, metrics[observation.measure] = self._compiler.observer.observe(
-                        plan, observation, bound=self._bound(observation)
-                    )
+                    plan = ObservedRows(plan, observation, self._bound(observation))
+                    metrics[observation.measure] = plan.metrics
                 case _Rebuild():
-                    plan = logical_plan(part.build(editor.frame(plan)))
+                    plan = RebuiltRows(part.build, plan, part.output_type)
                 case _:
                     assert_never(part)
-        return editor.frame(plan)
+        return plan
 
     def _bound(self, observation: ObservationSpec) -> int | None:
         if observation.max_ahead is None:
             return None
         return self._wall() + observation.max_ahead if self._wall is not None else MAX_WATERMARK
 
-    def _check_columns(self, frame: DataFrame, compiled: _Compiled) -> None:
+    def _check_columns(self, plan: BoundPlan, frame: DataFrame, compiled: _Compiled) -> None:
         # Plans are bound by position, so other columns than those compiled for would be mistaken for them.
-        schema = java_schema(frame)
-        if not schema.sameType(compiled.input_type):
+        if not output_type(plan).sameType(compiled.input_type):
             msg = (
                 f"A batch has the columns {frame.schema.simpleString()}, but the step before it declared "
                 f"{compiled.input_type.simpleString()}"
@@ -204,15 +208,16 @@ class StepChain:
         for place, step in enumerate(compiled_steps):
             last = parts[-1] if parts else None
             if step.rebuild is not None:
-                parts.append(_Rebuild(step.rebuild))
-            elif isinstance(last, _Bind):
-                parts[-1] = _Bind(self._compiler.editor.bind(step.plan, step.leaf, last.plan), last.leaf)
+                parts.append(_Rebuild(step.rebuild, parse_type(self._compiler.spark, step.schema)))
+            elif isinstance(last, PreparedPlan):
+                above = self._compiler.editor.bind(step.plan, step.leaf, last.plan)
+                parts[-1] = PreparedPlan(leaf=last.leaf, plan=above, schema=step.schema)
             else:
-                parts.append(_Bind(step.plan, step.leaf))
+                parts.append(PreparedPlan(leaf=step.leaf, plan=step.plan, schema=step.schema))
             if step.observation is not None:
                 parts.append(_Observe(step.observation, tuple(compiled_steps[: place + 1])))
         flatten = self._compiler.editor.flatten
-        return [_Bind(flatten(part.plan), part.leaf) if isinstance(part, _Bind) else part for part in parts]
+        return [replace(part, plan=flatten(part.plan)) if isinstance(part, PreparedPlan) else part for part in parts]
 
     def _keeps_rows(self) -> bool:
         return all(isinstance(step, WithWatermark) for step in self._steps)

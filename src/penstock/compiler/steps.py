@@ -15,6 +15,7 @@ from penstock.formats import text
 from penstock.graph.nodes import BAD_PORT, Node, ParseCsv, ParseJson, RowWise, WithWatermark, describe_step
 from penstock.interfaces.source import DECODED_RECORD
 from penstock.spark.blocks import JavaObject
+from penstock.spark.bound_plans import PlanBuilder
 from penstock.spark.plan_check import JobWatch, PlanCheck
 from penstock.spark.plans import (
     AHEAD_BOUND,
@@ -22,7 +23,6 @@ from penstock.spark.plans import (
     ObservationSpec,
     PlanEditor,
     PlanLeaf,
-    PlanObserver,
     analyzed_plan,
     is_frame,
     observe_sql,
@@ -128,8 +128,8 @@ class StepCompiler:
     def __init__(self, spark: SparkSession, tables: StaticTables) -> None:
         self.spark = spark
         self.tables = tables
-        self.editor = PlanEditor(spark)
-        self.observer = PlanObserver(self.editor)
+        self.builder = PlanBuilder(spark)
+        self.editor = self.builder.editor
         self.decoded: set[int] = set()
         """The ``parse_json`` steps whose source decodes: it sends records (``DECODED_RECORD``) with its rows."""
         self._lock = threading.RLock()

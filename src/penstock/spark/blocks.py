@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from penstock.errors import LayerMissing
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.spark.session import LeanSession
 
 # Spark's internals are called through py4j. PySpark's public API promises none of this; tests pin it. Classes are
 # looked up by their full name: attribute by attribute, the JVM would search every jar for a class named like each
@@ -71,16 +70,17 @@ def frame_of_plan(plan: JavaObject, session: SparkSession) -> DataFrame:
 
 def with_session(frame: DataFrame, session: SparkSession) -> DataFrame:
     """The same frame under another session's settings."""
-    return frame_of_plan(_internals(frame).queryExecution().analyzed(), session)
+    return frame_of_plan(java_frame(frame).queryExecution().analyzed(), session)
 
 
-def _internals(frame: DataFrame) -> JavaObject:
+def java_frame(frame: DataFrame) -> JavaObject:
+    """The JVM's object of a frame."""
     return frame._jdf  # noqa: SLF001
 
 
 def logical_plan(frame: DataFrame) -> JavaObject:
     """The logical plan of a frame, as it was built."""
-    return _internals(frame).logicalPlan()
+    return java_frame(frame).logicalPlan()
 
 
 # ---- rows kept as cached blocks --------------------------------------------------------------------------------------
@@ -103,45 +103,6 @@ def local_checkpoint(frame: DataFrame) -> DataFrame:
     misread a union of them.
     """
     return _with_new_ids(frame.localCheckpoint(eager=True), frame.sparkSession)
-
-
-class LazyCheckpoint:
-    """As ``local_checkpoint``, but runs no job of its own: the first job that reads the rows caches them.
-
-    When that job ends, Spark computes the partitions that it did not read, and then cuts the lineage.
-
-    Args:
-        frame: none of its observed metrics has been read.
-        lean: a session with the same settings as the frame's. ``localCheckpoint`` completes all observations of the
-            session it is called in, even though no job has run yet; so it must not be called in the frame's own.
-
-    Attributes:
-        frame: the rows; the first job over this frame caches them.
-    """
-
-    def __init__(self, frame: DataFrame, lean: LeanSession) -> None:
-        self._session = frame.sparkSession
-        self._observed = with_session(frame, lean.session)
-        with lean.planning(self._observed):
-            kept = self._observed.localCheckpoint(eager=False)
-        self._rdd = logical_plan(kept).rdd()
-        self.frame: DataFrame = _with_new_ids(kept, self._session)
-
-    def finish(self) -> None:
-        """Complete the observed metrics. Runs a job if none has read the rows."""
-        if not self._rdd.isCheckpointed():
-            # A job that keeps rows of its own leaves this undone. It runs tasks only for partitions that are missing.
-            self._rdd.doCheckpoint()
-        if not self._rdd.isCheckpointed():
-            self._rdd.count()
-        manager = cast("Any", self._session)._jsparkSession.observationManager()  # noqa: SLF001
-        manager.tryComplete(_internals(self._observed).queryExecution())
-
-
-def can_complete_observations(session: SparkSession) -> bool:
-    """Whether ``LazyCheckpoint.finish`` works: before Spark 4.2 nothing can complete an observation."""
-    major, minor, *_ = session.version.split(".")
-    return (int(major), int(minor)) >= (4, 2)
 
 
 def _with_new_ids(kept: DataFrame, session: SparkSession) -> DataFrame:
@@ -269,10 +230,41 @@ class _CachedLeaf:
     placement: str
 
 
-def nullable_columns(leaf: JavaObject) -> list[JavaObject]:
-    """The columns of a leaf, all nullable: other rows with the same columns may have NULL where these have none."""
-    output = leaf.output()
-    return [output.apply(index).withNullability(True) for index in range(output.size())]
+class RowLeaves:
+    """Makes leaves of plans over RDDs of rows."""
+
+    def __init__(self, session: SparkSession) -> None:
+        jvm: Any = session.sparkContext._jvm  # noqa: SLF001 - plans have no public way in
+        self._session: Any = session._jsparkSession  # noqa: SLF001
+        self._logical_rdd = getattr(jvm, "org.apache.spark.sql.execution.LogicalRDD")
+        self._map1 = getattr(jvm, "scala.collection.immutable.Map$Map1")
+        self._none = scala_object(jvm, "scala.None")
+        self.lists = ScalaLists(jvm)
+
+    def make(
+        self, columns: JavaObject, rdd: JavaObject, partitioning: JavaObject, *, is_checkpointed: bool = True
+    ) -> JavaObject:
+        """A leaf with these columns."""
+        none = self._none
+        arguments = (columns, rdd, partitioning, self.lists.nil, False, none, self._session, none, none)
+        # Spark 4.3 added an argument: whether it is checkpointed
+        return call_either(self._logical_rdd, (*arguments, is_checkpointed), arguments)
+
+    def nullable(self, columns: JavaObject, partitioning: JavaObject) -> tuple[JavaObject, JavaObject]:
+        """The columns, all nullable since they may be so in another frame, and the partitioning by these columns.
+
+        Spark's own partitioning may have a column with another nullability, as the optimiser saw it; a plan above the
+        leaf would not find that column.
+        """
+        own = [columns.apply(index).withNullability(True) for index in range(columns.size())]
+        if partitioning.toString().startswith("hashpartitioning("):
+            by_id = {column.exprId().id(): column for column in own}
+            by_name = {column.name(): column for column in own}
+            references = partitioning.references().toSeq()
+            for column in (references.apply(index) for index in range(references.size())):
+                mine = by_id.get(column.exprId().id()) or by_name[column.name()]
+                partitioning = partitioning.transform(self._map1(column, mine))
+        return self.lists(own), partitioning
 
 
 class CachedUnion:
@@ -280,8 +272,7 @@ class CachedUnion:
 
     def __init__(self, session: SparkSession) -> None:
         jvm: Any = session.sparkContext._jvm  # noqa: SLF001 - plans have no public way in
-        self._session: Any = session._jsparkSession  # noqa: SLF001
-        self._logical_rdd = getattr(jvm, "org.apache.spark.sql.execution.LogicalRDD")
+        self._row_leaves = RowLeaves(session)
         self._hash_partitioning = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")
         self._union_rdd = getattr(jvm, "org.apache.spark.rdd.UnionRDD")
         self._partitionwise_union_rdd = getattr(jvm, "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD")
@@ -289,10 +280,8 @@ class CachedUnion:
         self._set1 = getattr(jvm, "scala.collection.immutable.Set$Set1")  # a function from numbers to Boolean, too
         self._unknown = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning")
         self._in_one = scala_object(jvm, f"org.apache.spark.sql.catalyst.plans.physical.{_SINGLE_PARTITION}")
-        self._none = scala_object(jvm, "scala.None")
-        self._lists = ScalaLists(jvm)
+        self._lists = self._row_leaves.lists
         self._class_tag = scala_object(jvm, "scala.reflect.ClassTag").AnyRef()
-        self._map1 = getattr(jvm, "scala.collection.immutable.Map$Map1")
         self._leaves: WeakKeyDictionary[DataFrame, _CachedLeaf] = WeakKeyDictionary()
         self._partitionings: WeakKeyDictionary[DataFrame, tuple[Any, Any]] = WeakKeyDictionary()
 
@@ -310,7 +299,7 @@ class CachedUnion:
             return None
         columns, partitioning = self._own_partitioning(frames[0], first)
         rdd = self._zipped([leaf.rdd for leaf in leaves], partitioning.numPartitions())
-        return self._make_leaf(columns, rdd, partitioning)
+        return self._row_leaves.make(columns, rdd, partitioning)
 
     def partition(self, frames: Sequence[DataFrame], number: int) -> JavaObject | None:
         """As ``stacked``, of one partition alone: only a task for that one will run."""
@@ -318,7 +307,7 @@ class CachedUnion:
         if plan is None:
             return None
         pruned = self._pruning_rdd.create(plan.rdd(), self._set1(number))
-        return self._make_leaf(plan.output(), pruned, self._in_one)
+        return self._row_leaves.make(plan.output(), pruned, self._in_one)
 
     def side_by_side(self, frames: Sequence[DataFrame], columns: Sequence[str], *, partitions: int) -> JavaObject:
         """A plan of the rows of frames that have one partition each, as a frame hash-partitioned by ``columns``.
@@ -327,7 +316,7 @@ class CachedUnion:
         hash would have placed each row there. The plan reads the frames' blocks, and has none of its own.
         """
         plans = [logical_plan(frame) for frame in frames]
-        hashed_by = _internals(frames[0].select(*columns)).queryExecution().analyzed().output()
+        hashed_by = java_frame(frames[0].select(*columns)).queryExecution().analyzed().output()
         rdds = [plan.rdd() for plan in plans]
         context = rdds[0].context()
         # each has `partitions` partitions: those of the next frames
@@ -336,12 +325,13 @@ class CachedUnion:
             for first in range(0, len(rdds), partitions)
         ]
         partitioning = self._hash_partitioning(hashed_by, partitions)
-        return self._make_leaf(plans[0].output(), self._zipped(rounds, partitions), partitioning)
+        return self._row_leaves.make(plans[0].output(), self._zipped(rounds, partitions), partitioning)
 
-    def one_after_another(self, columns: Sequence[JavaObject], rdds: Sequence[JavaObject]) -> JavaObject:
-        """A plan with columns of ``nullable_columns``: the partitions of the first RDD, then those of the next."""
+    def one_after_another(self, columns: JavaObject, rdds: Sequence[JavaObject]) -> JavaObject:
+        """A plan with these columns, all nullable: the partitions of the first RDD, then those of the next."""
         rdd = rdds[0] if len(rdds) == 1 else self._union_rdd(rdds[0].context(), self._lists(rdds), self._class_tag)
-        return self._make_leaf(self._lists(columns), rdd, self._unknown(rdd.getNumPartitions()))
+        nullable, partitioning = self._row_leaves.nullable(columns, self._unknown(rdd.getNumPartitions()))
+        return self._row_leaves.make(nullable, rdd, partitioning)
 
     def _leaf_of(self, frame: DataFrame) -> _CachedLeaf:
         leaf = self._leaves.get(frame)
@@ -354,20 +344,11 @@ class CachedUnion:
         return leaf
 
     def _own_partitioning(self, frame: DataFrame, leaf: _CachedLeaf) -> tuple[JavaObject, JavaObject]:
-        """A frame's columns, all nullable since they may be so in another frame, and its partitioning by these columns.
-
-        Spark's own partitioning may have a column with another nullability, as the optimiser saw it; a plan above the
-        leaf would not find that column.
-        """
+        """A frame's columns and its partitioning by them: see ``RowLeaves.nullable``."""
         found = self._partitionings.get(frame)
         if found is None:
-            partitioning, columns = leaf.plan.outputPartitioning(), nullable_columns(leaf.plan)
-            if partitioning.toString() != _SINGLE_PARTITION:
-                own = {column.exprId().id(): column for column in columns}
-                references = partitioning.references().toSeq()
-                for column in (references.apply(index) for index in range(references.size())):
-                    partitioning = partitioning.transform(self._map1(column, own[column.exprId().id()]))
-            found = self._partitionings[frame] = self._lists(columns), partitioning
+            found = self._row_leaves.nullable(leaf.plan.output(), leaf.plan.outputPartitioning())
+            self._partitionings[frame] = found
         return found
 
     def _zipped(self, rdds: Sequence[JavaObject], partitions: int) -> JavaObject:
@@ -375,9 +356,3 @@ class CachedUnion:
         if len(rdds) == 1:
             return rdds[0]
         return self._partitionwise_union_rdd(rdds[0].context(), self._lists(rdds), partitions, self._class_tag)
-
-    def _make_leaf(self, columns: JavaObject, rdd: JavaObject, partitioning: JavaObject) -> JavaObject:
-        none = self._none
-        arguments = (columns, rdd, partitioning, self._lists.nil, False, none, self._session, none, none)
-        # Spark 4.3 added an argument: whether it is checkpointed
-        return call_either(self._logical_rdd, (*arguments, True), arguments)

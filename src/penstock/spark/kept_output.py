@@ -13,10 +13,9 @@ from penstock.spark.blocks import (
     frame_of_plan,
     free_rows,
     is_lost_block,
+    java_frame,
     logical_plan,
-    nullable_columns,
 )
-from penstock.spark.plans import java_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,7 +45,7 @@ class RowKeeper:
         self._union = CachedUnion(spark)
         self._blocks = _block_manager(context)
         self._block_id = getattr(context._jvm, "org.apache.spark.storage.RDDBlockId")  # noqa: SLF001
-        self._columns: Sequence[JavaObject] = ()
+        self._columns: JavaObject = None
         self._schema: JavaObject = None
 
     @staticmethod
@@ -61,9 +60,10 @@ class RowKeeper:
 
     def fits(self, frame: DataFrame) -> bool:
         """Whether a frame has the types of those that are kept: rows are read again by position."""
+        schema = java_frame(frame).schema()
         if self._schema is None:
-            self._schema = java_schema(frame)
-        return bool(java_schema(frame).sameType(self._schema))
+            self._schema = schema
+        return bool(schema.sameType(self._schema))
 
     def keep(self, frame: DataFrame) -> KeptOutput:
         """Run ``frame`` now, in one job, and keep its rows.
@@ -80,7 +80,7 @@ class RowKeeper:
         except BaseException:
             free_rows(rdd)
             raise
-        self._columns = self._columns or nullable_columns(leaf)
+        self._columns = leaf.output() if self._columns is None else self._columns
         return KeptOutput(rdd, sum(rows for rows, _ in counts), sum(size for _, size in counts))
 
     def _count(self, rdd: int, partition: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.errors import GraphError
 from penstock.spark.blocks import JavaObject
-from penstock.spark.plans import scala_items
+from penstock.spark.plans import plan_kind, scala_items
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -156,7 +156,7 @@ class PlanCheck:
 
     def _walk(self, node: JavaObject) -> bool:
         """Whether rows of the stream come out of ``node``."""
-        kind = _kind(node)
+        kind = plan_kind(node)
         for subquery in scala_items(node.subqueries()):
             if self._walk_subquery(subquery):
                 msg = f"A subquery reads the stream itself. {_WINDOWED}"
@@ -216,7 +216,7 @@ class PlanCheck:
     def _expression(self, expression: JavaObject) -> None:
         if expression.deterministic():
             return
-        kind = _kind(expression)
+        kind = plan_kind(expression)
         if kind in _REFUSED_EXPRESSIONS:
             raise GraphError(_REFUSED_EXPRESSIONS[kind])
         self.is_volatile = True
@@ -226,13 +226,9 @@ class PlanCheck:
 
 def _has_leaf(plan: JavaObject, number: int) -> bool:
     below = [*scala_items(plan.children()), *scala_items(plan.subqueries())]
-    if _kind(plan) == "LogicalRDD" and plan.rdd().id() == number:
+    if plan_kind(plan) == "LogicalRDD" and plan.rdd().id() == number:
         return True
     return any(_has_leaf(child, number) for child in below)
-
-
-def _kind(node: JavaObject) -> str:
-    return str(node.getClass().getSimpleName()).removesuffix("$")
 
 
 def _shown(node: JavaObject) -> str:

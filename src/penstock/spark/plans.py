@@ -1,4 +1,4 @@
-"""Plans analysed once, bound to each batch, observed on the way."""
+"""Spark's logical plans: edited, bound to rows, observed on the way."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.elements import ObservedMetrics
-from penstock.spark.blocks import (
-    CachedUnion,
-    JavaObject,
-    ScalaLists,
-    call_either,
-    frame_of_plan,
-    logical_plan,
-    scala_object,
-)
+from penstock.spark.blocks import JavaObject, ScalaLists, call_either, frame_of_plan, scala_object
 from penstock.spark.session import parse_type
 from penstock.spark.sql import quote_identifier
 
@@ -41,11 +33,6 @@ def optimized_plan(frame: DataFrame) -> JavaObject:
     return cast("Any", frame)._jdf.queryExecution().optimizedPlan()  # noqa: SLF001
 
 
-def java_schema(frame: DataFrame) -> JavaObject:
-    """The columns of a frame as the JVM's ``StructType``, which compares types without names."""
-    return cast("Any", frame)._jdf.schema()  # noqa: SLF001
-
-
 def is_frame(value: object) -> bool:
     """Whether a value is a DataFrame of a classic session."""
     return hasattr(value, "_jdf")
@@ -60,6 +47,11 @@ def shown_table(frame: DataFrame, rows: int, truncate: int) -> str:
 def scala_items(seq: JavaObject) -> Iterator[JavaObject]:
     """The items of a Scala sequence."""
     return (seq.apply(place) for place in range(seq.size()))
+
+
+def plan_kind(node: JavaObject) -> str:
+    """The name of the class of a plan's node."""
+    return str(node.getClass().getSimpleName()).removesuffix("$")
 
 
 # ---- editing plans ---------------------------------------------------------------------------------------------------
@@ -200,6 +192,17 @@ class ObservationSpec:
     names: tuple[str, ...] = ()
     among: Callable[[str, tuple[str, ...]], ObservationSpec] | None = None
 
+    def figures_of(self, row: str) -> Mapping[str, object] | None:
+        """The figures by name, from the JSON of the row of metrics; ``None`` if it has others."""
+        values = json.loads(row).values()
+        if len(values) != len(self.figures):
+            return None
+        figures: dict[str, object] = dict(zip(self.figures, values, strict=True))
+        if self.names:
+            by_partition = json.loads(cast("str", figures[PER_PARTITION]))
+            figures[PER_PARTITION] = dict(zip(self.names, by_partition, strict=True))
+        return figures
+
 
 def observe_sql(
     frame: DataFrame,
@@ -240,18 +243,31 @@ class PlanObserver:
     def observe(
         self, plan: JavaObject, spec: ObservationSpec, *, bound: int | None = None
     ) -> tuple[JavaObject, ObservedMetrics]:
-        """``plan`` with the observation on top, and the metrics that its first job brings.
+        """``plan`` with the observation on top, and the metrics that its first action brings.
 
         Each call uses a label of its own, never used again in the process.
         """
-        serial = next(_serials)
-        label = f"{spec.measure}#{serial}"
-        node = self._collect(label, spec.metrics, plan, -serial)
-        if bound is not None:
-            node = node.transformExpressions(self._editor.replacement(self._bound, self._editor.literal(bound)))
+        node, label, serial = self.labelled(plan, spec, bound=None if bound is None else self._editor.literal(bound))
         observation = self._observation(label)
-        self._manager.register(observation, -serial)
+        self._manager.register(observation, serial)
         return node, ObservedMetrics(lambda: self._read(observation, spec))
+
+    def labelled(
+        self, plan: JavaObject, spec: ObservationSpec, *, bound: JavaObject | None = None
+    ) -> tuple[JavaObject, str, int]:
+        """``plan`` with the observation on top, its label and its number. Nobody is told of the figures.
+
+        Args:
+            plan: what to observe.
+            spec: the figures.
+            bound: a literal that replaces ``AHEAD_BOUND``.
+        """
+        serial = -next(_serials)
+        label = f"{spec.measure}#{-serial}"
+        node = self._collect(label, spec.metrics, plan, serial)
+        if bound is not None:
+            node = node.transformExpressions(self._editor.replacement(self._bound, bound))
+        return node, label, serial
 
     def _read(self, observation: JavaObject, spec: ObservationSpec) -> Mapping[str, object] | None:
         """The figures; ``None`` if the job did not bring them: the optimiser had no use for the plan below."""
@@ -259,16 +275,10 @@ class PlanObserver:
         from pyspark.errors import PySparkException
 
         try:
-            values = json.loads(self._await(observation.future(), self._patience).json()).values()
+            row = self._await(observation.future(), self._patience).json()
         except (Py4JJavaError, PySparkException):  # also an empty row, which has no schema and no JSON
             return None
-        if len(values) != len(spec.figures):
-            return None
-        figures: dict[str, object] = dict(zip(spec.figures, values, strict=True))
-        if spec.names:
-            by_partition = json.loads(cast("str", figures[PER_PARTITION]))
-            figures[PER_PARTITION] = dict(zip(spec.names, by_partition, strict=True))
-        return figures
+        return spec.figures_of(row)
 
 
 def per_partition_array(figure: str, column: str, names: Iterable[str], schema: StructType) -> str:
@@ -294,126 +304,6 @@ def per_partition_array(figure: str, column: str, names: Iterable[str], schema: 
 def _text(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-
-# ---- prepared plans --------------------------------------------------------------------------------------------------
-# A function from frame to frame is called once, with placeholders for its numbers, and what analysis makes of it is
-# kept. A batch's numbers replace the placeholders, and its plan the leaf: three calls to the JVM. Calling the function
-# again would take several for each operation, and an analysis of all that is below. The function has to write its
-# numbers by ``variable_literal``, or Spark would compile the plan of each batch.
-
-_PLACEHOLDER: Final = 2**62 + 20_261_200
-"""The first placeholder for a number: no time, and no count, comes near."""
-_MAX_NUMBERS: Final = 6
-_INT: Final = 2**31
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedPlan:
-    """A plan over a leaf.
-
-    Attributes:
-        leaf: what the plan is built over.
-        plan: analysed, with placeholders for numbers.
-        schema: of its result.
-        observation: what to observe above it.
-    """
-
-    leaf: PlanLeaf
-    plan: JavaObject
-    schema: StructType
-    observation: ObservationSpec | None = None
-
-
-class PlanPreparer:
-    """Prepares plans for one session, and makes frames of them.
-
-    >>> preparer = PlanPreparer(spark)  # doctest: +SKIP
-    >>> above = preparer.prepare(schema, lambda rows, bound: rows.where(f"n > {variable_literal(bound)}"), numbers=1)
-    ...     # doctest: +SKIP
-    >>> frame = preparer.frame(preparer.bind(above, analyzed_plan(batch), 17))  # doctest: +SKIP
-    """
-
-    def __init__(self, spark: SparkSession) -> None:
-        self.editor = PlanEditor(spark)
-        self._observer = PlanObserver(self.editor)
-        self._cached_union = CachedUnion(spark)
-        self._parser: JavaObject = cast("Any", spark)._jsparkSession.sessionState().sqlParser()  # noqa: SLF001
-        self._placeholders = [self._number(_PLACEHOLDER + place) for place in range(_MAX_NUMBERS)]
-
-    def prepare(
-        self,
-        schema: StructType,
-        build: Callable[..., DataFrame],
-        *,
-        numbers: int = 0,
-        figures: Mapping[str, Column] | None = None,
-    ) -> PreparedPlan:
-        """The prepared plan of a function.
-
-        Args:
-            schema: of the frame that the function gets.
-            build: the function; called once, with the frame and ``numbers`` numbers.
-            numbers: how many, at most six.
-            figures: aggregates to observe over its result, by name.
-        """
-        leaf = self.editor.new_leaf(schema)
-        frame = build(leaf.frame, *(_PLACEHOLDER + place for place in range(numbers)))
-        observation = observe_columns(frame, "template", figures) if figures else None
-        plan = self.editor.flatten(analyzed_plan(frame))
-        return PreparedPlan(leaf=leaf, plan=plan, schema=frame.schema, observation=observation)
-
-    def bind(self, prepared: PreparedPlan, below: JavaObject, *numbers: int) -> JavaObject:
-        """The plan of a batch.
-
-        Args:
-            prepared: the plan to bind.
-            below: plan of a frame with the columns of ``prepared.leaf``.
-            numbers: in the order of the function's arguments.
-        """
-        plan = prepared.plan
-        pairs = list(zip(self._placeholders, map(self._number, numbers), strict=False))
-        for some in range(0, len(pairs), MAX_REPLACEMENTS):
-            flat = (each for pair in pairs[some : some + MAX_REPLACEMENTS] for each in pair)
-            plan = plan.transformAllExpressions(self.editor.replacement(*flat))
-        return self.editor.bind(plan, prepared.leaf, below)
-
-    def _number(self, value: int) -> JavaObject:
-        """A BIGINT literal. py4j would send a small ``int`` of Python as an INT."""
-        if abs(value) > _INT:
-            return self.editor.literal(value)
-        return self._parser.parseExpression(f"{value}L")
-
-    def fits(self, prepared: PreparedPlan, below: JavaObject) -> bool:
-        """Whether ``below`` has columns of the leaf's types: a plan is bound by position, whatever the names."""
-        return bool(below.schema().sameType(prepared.leaf.plan.schema()))
-
-    def observation(self, prepared: PreparedPlan, figures: Mapping[str, Column]) -> ObservationSpec:
-        """What observes figures over the result of a prepared plan."""
-        return observe_columns(self.frame(prepared.plan), "template", figures)
-
-    def observe(self, plan: JavaObject, spec: ObservationSpec) -> tuple[JavaObject, ObservedMetrics]:
-        """A bound plan with an observation on top that was made over its prepared plan, and the metrics to come."""
-        return self._observer.observe(plan, spec)
-
-    def frame(self, plan: JavaObject) -> DataFrame:
-        """A lazy frame of a plan."""
-        return self.editor.frame(plan)
-
-    def union(self, frames: Sequence[DataFrame]) -> JavaObject:
-        """The rows of cached frames with the same columns, which share no expression id."""
-        plan = self._cached_union.stacked(frames)
-        if plan is not None:
-            return plan
-        return self.editor.union([logical_plan(frame) for frame in frames])
-
-    def partition(self, frames: Sequence[DataFrame], number: int) -> JavaObject | None:
-        """See ``CachedUnion.partition``."""
-        return self._cached_union.partition(frames, number)
-
-    def side_by_side(self, frames: Sequence[DataFrame], columns: Sequence[str], *, partitions: int) -> DataFrame:
-        """See ``CachedUnion.side_by_side``."""
-        return self.frame(self._cached_union.side_by_side(frames, columns, partitions=partitions))
 
 
 # ---- metrics observed on frames --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The sessions: made, shared, cloned, for state, with a trimmed optimiser."""
+"""The sessions: made, shared, cloned, for state."""
 
 from __future__ import annotations
 
@@ -368,66 +368,3 @@ def configure(spark: SparkSession) -> None:
 def default_parallelism(spark: SparkSession) -> int:
     """How many tasks run at a time; also the number of partitions that layers are hashed into."""
     return max(1, int(spark.sparkContext.defaultParallelism))
-
-
-# ---- a session whose optimiser leaves rules out ----------------------------------------------------------------------
-# Planning takes the driver a good part of what a small batch costs. Most of Spark's rules search each plan for joins,
-# subqueries or limits, which a plan that comes again and again never has.
-
-LEARNING_PLANS: Final = 3
-"""Number of plans that are made with all rules before some are left out."""
-RELEARN_AFTER: Final = 256
-"""Number of plans after which it learns again: by then rows may come by another plan."""
-_EXCLUDED: Final = "spark.sql.optimizer.excludedRules"
-_RULE_SUMMARY: Final = re.compile(r"([\w.$]+) -> RuleSummary\(\d+, \d+, (\d+)\)")
-
-
-class LeanSession:
-    """Learns from the first plans which rules change them, and has later ones made with those alone.
-
-    Only rules that Spark lets a user exclude are left out: without them a plan gives the same rows, at worst more
-    slowly until the next time of learning. Rules that the user has excluded stay so.
-
-    Args:
-        of: a session; this one has its settings.
-
-    Attributes:
-        session: to make plans of one shape in, one at a time.
-        left_out: rules that the next plan is made without, in addition to those that the user has excluded.
-    """
-
-    def __init__(self, of: SparkSession) -> None:
-        self.session = sibling_session(of)
-        self.left_out: frozenset[str] = frozenset()
-        self._users: str = self.session.conf.get(_EXCLUDED, None) or ""
-        optimizer: Any = cast("Any", self.session)._jsparkSession.sessionState().optimizer()  # noqa: SLF001
-        required = optimizer.nonExcludableRules()
-        self._required = frozenset(required.apply(place) for place in range(required.size()))
-        self._rules: frozenset[str] = frozenset()
-        self._useful: frozenset[str] = frozenset()
-        self._made = 0
-
-    @contextmanager
-    def planning(self, frame: DataFrame) -> Iterator[None]:
-        """Context in which the session optimises the plan of ``frame``, once."""
-        place = self._made % RELEARN_AFTER
-        self._made += 1
-        if place == 0:
-            self._rules = self._useful = frozenset()
-        if place in {0, LEARNING_PLANS}:
-            self._leave_out(self._rules - self._useful - self._required)
-        yield
-        if place < LEARNING_PLANS:
-            self._learn(frame)
-
-    def _learn(self, frame: DataFrame) -> None:
-        tracker: Any = cast("Any", frame)._jdf.queryExecution().tracker()  # noqa: SLF001 - there is no public way
-        found = _RULE_SUMMARY.findall(tracker.rules().toString())
-        self._rules |= {name for name, _ in found if ".optimizer." in name or ".datasources." in name}
-        self._useful |= {name for name, effective in found if effective != "0"}
-
-    def _leave_out(self, rules: frozenset[str]) -> None:
-        if rules == self.left_out:
-            return
-        self.left_out = rules
-        self.session.conf.set(_EXCLUDED, ",".join(filter(None, (self._users, *sorted(rules)))))

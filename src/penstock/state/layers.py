@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.elements import RefCount
 from penstock.errors import InternalError
-from penstock.spark.blocks import LazyCheckpoint, explain_lost_blocks, free_blocks, local_checkpoint
+from penstock.spark.blocks import explain_lost_blocks, free_blocks, local_checkpoint
 from penstock.spark.plans import FrameObservation
 from penstock.spark.sql import filter_text, quote_identifier, variable_literal
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.handles import Json
-    from penstock.spark.session import LeanSession
+    from penstock.spark.kept_rows import KeptRows
 
 
 # ---- one layer -------------------------------------------------------------------------------------------------------
@@ -246,10 +246,9 @@ class LazyLayer:
 
     Args:
         layers_format: of its rows.
-        frame: its rows, merged and hashed.
+        rows: its rows, merged and hashed, which the first job over them keeps.
         read: returns ``STATS``, or bounds of them, after the job; ``None`` if they are lost.
         label: of the layer.
-        lean: see ``LazyCheckpoint``.
 
     Attributes:
         layer: to make results of, with no statistics yet. Its lease is shared with the results.
@@ -258,16 +257,14 @@ class LazyLayer:
     def __init__(
         self,
         layers_format: LayerFormat,
-        frame: DataFrame,
+        rows: KeptRows,
         read: Callable[[], Mapping[str, Any] | None],
         label: LayerLabel,
-        *,
-        lean: LeanSession,
     ) -> None:
         self._format = layers_format
         self._read = read
-        self._checkpoint = LazyCheckpoint(frame, lean)
-        kept = self._checkpoint.frame
+        self._rows = rows
+        kept = rows.frame
         unbounded = CachedRows(
             frame=kept,
             rows=0,
@@ -286,10 +283,8 @@ class LazyLayer:
             LayerMissing: a block of a layer below it is lost.
         """
         with explain_lost_blocks(self._format.uid):
-            self._checkpoint.finish()
-            rows, first, last = _bounds(
-                self._read() or _count_stats(self._checkpoint.frame, self._format), self._format
-            )
+            self._rows.finish()
+            rows, first, last = _bounds(self._read() or _count_stats(self._rows.frame, self._format), self._format)
         if not rows:
             self.layer.lease.release()
             return None
@@ -303,22 +298,32 @@ def build_layer(layers_format: LayerFormat, frame: DataFrame, label: LayerLabel)
         LayerMissing: a block of a layer that ``frame`` reads is lost.
     """
     observation = FrameObservation(STATS)
-    return cache_layer(layers_format, observation.observe(frame, layers_format.stats), observation.read, label)
+    observed = observation.observe(frame, layers_format.stats)
+    return cache_layer(layers_format, lambda: local_checkpoint(observed), observation.read, label)
 
 
 def cache_layer(
-    layers_format: LayerFormat, observed: DataFrame, read: Callable[[], Mapping[str, Any] | None], label: LayerLabel
+    layers_format: LayerFormat,
+    keep: Callable[[], DataFrame],
+    read: Callable[[], Mapping[str, Any] | None],
+    label: LayerLabel,
 ) -> Layer | None:
-    """As ``build_layer``, of an observed frame: ``read`` returns ``STATS`` after its job, or ``None``."""
-    return layer_of_rows(cache_rows(layers_format, observed, read), label)
+    """As ``build_layer``, of rows that ``keep`` runs and keeps: see ``cache_rows``."""
+    return layer_of_rows(cache_rows(layers_format, keep, read), label)
 
 
 def cache_rows(
-    layers_format: LayerFormat, observed: DataFrame, read: Callable[[], Mapping[str, Any] | None]
+    layers_format: LayerFormat, keep: Callable[[], DataFrame], read: Callable[[], Mapping[str, Any] | None]
 ) -> CachedRows:
-    """Run a frame whose statistics are observed, and keep its rows: one job."""
+    """Run rows whose statistics are observed, and keep them: one job.
+
+    Args:
+        layers_format: of the rows.
+        keep: runs the job, and returns the cached rows.
+        read: returns ``STATS`` after it; ``None`` if they are lost.
+    """
     with explain_lost_blocks(layers_format.uid):
-        kept = local_checkpoint(observed)
+        kept = keep()
     lease = RefCount(lambda: free_blocks(kept))
     try:
         rows, first, last = _bounds(read() or _count_stats(kept, layers_format), layers_format)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.clock import MIN_WATERMARK
 from penstock.errors import CheckpointUnreadable, LayerMissing
-from penstock.spark.blocks import CachedUnion, frame_of_plan
+from penstock.spark.blocks import CachedUnion, frame_of_plan, local_checkpoint
 from penstock.spark.plans import FrameObservation
 from penstock.spark.sql import quote_identifier
 from penstock.state.layers import STATS, CachedRows, LayerFormat, cache_rows
@@ -160,7 +160,8 @@ class _LiveRows:
 
     def _kept(self, merged: DataFrame) -> CachedRows:
         layers_format, observation = self.writer.layers_format, FrameObservation(STATS)
-        kept = cache_rows(layers_format, observation.observe(merged, layers_format.stats), observation.read)
+        observed = observation.observe(merged, layers_format.stats)
+        kept = cache_rows(layers_format, lambda: local_checkpoint(observed), observation.read)
         try:
             self.writer.failpoint("state.part.loaded")
         except Exception:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.interfaces.operator import Collector
     from penstock.operators.windows.assigners import CountWindow
     from penstock.operators.windows.emit_strategy import EmitStrategy
-    from penstock.spark.blocks import JavaObject
+    from penstock.spark.bound_plans import BoundPlan
     from penstock.state.layers import Layer
 
 
@@ -241,7 +241,7 @@ class CountOperator(WindowOperator):
             self._frames, self._results(), emission, self._stack, self._context, fired=fired, closed=closed
         )
 
-    def _keep(self, flagged: JavaObject) -> int:
+    def _keep(self, flagged: BoundPlan) -> int:
         layers_format, stack = self._frames.layers, self._stack
         observation = FrameObservation(("full",))
         layers, lease = stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)

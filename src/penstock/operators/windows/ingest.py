@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.clock import MAX_WATERMARK
@@ -12,10 +12,10 @@ from penstock.errors import GraphError, InternalError
 from penstock.facts import RowsLate
 from penstock.interfaces.operator import LATE_PORT, MAIN_PORT, Collector, DeferredBatch, OperatorContext
 from penstock.operators.windows.frames import BY_PARTITION, FIRST, LARGEST_PARTITION, LAST, WantedFigures, figures_of
-from penstock.spark.blocks import JavaObject, can_complete_observations, logical_plan
+from penstock.spark.bound_plans import BoundPlan, PreparedPlan, RebuiltRows, plan_of
 from penstock.spark.plan_check import PlanCheck
-from penstock.spark.plans import PlanPreparer, PreparedPlan, analyzed_plan, observe_columns
-from penstock.spark.session import LeanSession
+from penstock.spark.plans import analyzed_plan
+from penstock.spark.prepared_plans import PlanPreparer
 from penstock.spark.sql import nullable, quote_identifier
 from penstock.state.layers import STATS, LayerLabel, LazyLayer
 from penstock.state.parquet import HashSlice
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.elements import SourcePartitions
     from penstock.operators.windows.emitter import WindowEmitter
     from penstock.operators.windows.frames import WindowFrames
+    from penstock.spark.kept_rows import KeptRows
     from penstock.spark.plans import ObservationSpec
     from penstock.state.layers import Layer, LayerFormat
     from penstock.state.stack import Stack
@@ -61,15 +62,15 @@ class LayerQueries:
         self._merges: dict[bool, PreparedPlan] = {}
         self._is_volatile = self._has_volatile_inputs()
 
-    def with_timeliness(self, frame: DataFrame, *, horizon: int, mark: int, arrival: int | None) -> JavaObject:
+    def with_timeliness(self, frame: DataFrame, *, horizon: int, mark: int, arrival: int | None) -> BoundPlan:
         """The plan of a batch's flagged rows: see ``WindowFrames.with_timeliness``."""
-        below = logical_plan(frame)
+        below = plan_of(frame)
         if not self._preparer.fits(self._flagged, below):
             msg = f"A batch has the columns {frame.schema.simpleString()}, not those that the step before it declared."
             raise InternalError(msg)
         return self._preparer.bind(self._flagged, below, horizon, mark, *(() if arrival is None else (arrival,)))
 
-    def counted(self, flagged: JavaObject, wanted: WantedFigures) -> tuple[JavaObject, ObservedMetrics]:
+    def counted(self, flagged: BoundPlan, wanted: WantedFigures) -> tuple[BoundPlan, ObservedMetrics]:
         """The plan of flagged rows with an observation, and metrics that will have the wanted figures."""
         if wanted not in self._specs:
             while len(self._specs) > _MAX_SPECS:
@@ -81,35 +82,32 @@ class LayerQueries:
         """The aggregates over flagged rows that are observed, by name."""
         return figures_of(wanted, self._frames.plain_keys, self._flagged.schema)
 
-    def partial(self, flagged: JavaObject, *, pre_aggregate: bool) -> tuple[DataFrame, ObservedMetrics]:
+    def partial(self, flagged: BoundPlan, *, pre_aggregate: bool) -> tuple[BoundPlan, ObservedMetrics]:
         """The rows of a batch's layer (``WindowFrames.partial``), and metrics that will have their statistics."""
         if self._is_volatile:
-            frame = self._frames.partial(self.frame(flagged), pre_aggregate=pre_aggregate)
-            spec = observe_columns(frame, "layer", self._stats())
-            plan, metrics = self._preparer.observe(analyzed_plan(frame), spec)
-            return self.frame(plan), metrics
-        return self._bind(self._prepared_partial(pre_aggregate=pre_aggregate), flagged)
+            return self._observed(self._prepared_layer, self._rebuilt(flagged, pre_aggregate=pre_aggregate))
+        return self._observed(self._prepared_partial(pre_aggregate=pre_aggregate), flagged)
 
-    def unobserved(self, flagged: JavaObject) -> DataFrame:
+    def unobserved(self, flagged: BoundPlan) -> BoundPlan:
         """The rows of a small batch's layer, without their statistics."""
         if self._is_volatile:
-            return self._frames.partial(self.frame(flagged))
-        return self.frame(self._preparer.bind(self._prepared_partial(pre_aggregate=False), flagged))
+            return self._rebuilt(flagged, pre_aggregate=False)
+        return self._preparer.bind(self._prepared_partial(pre_aggregate=False), flagged)
 
-    def merged(self, layers: Sequence[Layer], horizon: int) -> tuple[DataFrame, ObservedMetrics]:
+    def merged(self, layers: Sequence[Layer], horizon: int) -> tuple[BoundPlan, ObservedMetrics]:
         """The rows of the layer that replaces ``layers``, and metrics that will have their statistics."""
         rows = self._preparer.union([layer.frame for layer in layers])
-        return self._bind(self._prepared_merge(sliced=False), rows, horizon, MAX_WATERMARK)
+        return self._observed(self._prepared_merge(sliced=False), rows, horizon, MAX_WATERMARK)
 
     def merged_part(
         self, layers: Sequence[Layer], horizon: int, part: HashSlice
-    ) -> tuple[DataFrame, ObservedMetrics] | None:
+    ) -> tuple[BoundPlan, ObservedMetrics] | None:
         """As ``merged``, of a slice that lies in one partition; ``None`` if layers are partitioned differently."""
         number = part.number % self._frames.layers_format.partitions
         rows = self._preparer.partition([layer.frame for layer in layers], number)
         if rows is None:
             return None
-        return self._bind(self._prepared_merge(sliced=True), rows, horizon, MAX_WATERMARK, part.number, part.count)
+        return self._observed(self._prepared_merge(sliced=True), rows, horizon, MAX_WATERMARK, part.number, part.count)
 
     def joined(self, parts: Sequence[DataFrame]) -> DataFrame:
         """What ``merged_part`` gave for each slice, once cached, as the rows of one layer. It reads their blocks."""
@@ -117,15 +115,34 @@ class LayerQueries:
         columns = [quote_identifier(name) for name in layers_format.slice_columns]
         return self._preparer.side_by_side(parts, columns, partitions=layers_format.partitions)
 
-    def frame(self, plan: JavaObject) -> DataFrame:
+    def frame(self, plan: BoundPlan) -> DataFrame:
         """A lazy frame of a plan."""
         return self._preparer.frame(plan)
 
-    def _bind(self, prepared: PreparedPlan, below: JavaObject, *numbers: int) -> tuple[DataFrame, ObservedMetrics]:
+    def keep(self, plan: BoundPlan) -> DataFrame:
+        """Run a plan of a layer's rows, and keep them: one job."""
+        return self._preparer.checkpoint(plan)
+
+    def keep_later(self, plan: BoundPlan) -> KeptRows:
+        """Have the first job that reads a layer's rows keep them."""
+        return self._preparer.checkpoint_later(plan)
+
+    @property
+    def can_defer(self) -> bool:
+        """Whether ``keep_later`` works with this Spark."""
+        return self._preparer.can_checkpoint_later
+
+    def _observed(self, prepared: PreparedPlan, below: BoundPlan, *numbers: int) -> tuple[BoundPlan, ObservedMetrics]:
         assert prepared.observation is not None
-        bound = self._preparer.bind(prepared, below, *numbers)
-        plan, metrics = self._preparer.observe(bound, prepared.observation)
-        return self.frame(plan), metrics
+        return self._preparer.observe(self._preparer.bind(prepared, below, *numbers), prepared.observation)
+
+    def _rebuilt(self, flagged: BoundPlan, *, pre_aggregate: bool) -> BoundPlan:
+        return RebuiltRows(partial(self._frames.partial, pre_aggregate=pre_aggregate), flagged)
+
+    @cached_property
+    def _prepared_layer(self) -> PreparedPlan:
+        """The rows of a layer as they are, to be observed."""
+        return self._preparer.prepare(self._frames.layers_format.schema, lambda rows: rows, figures=self._stats())
 
     def _prepared_partial(self, *, pre_aggregate: bool) -> PreparedPlan:
         if pre_aggregate not in self._partials:
@@ -287,7 +304,7 @@ class BatchIntake:
     def __init__(
         self,
         batch: Batch,
-        flagged: JavaObject,
+        flagged: BoundPlan,
         queries: LayerQueries,
         pre_aggregation: PreAggregation,
         *,
@@ -379,8 +396,6 @@ class DeferredLayers:
         self._emitter = emitter
         self._pre_aggregation = pre_aggregation
         self._context = context
-        self._is_supported = can_complete_observations(context.spark)
-        self._lean: LeanSession | None = None
         self._unfinished: Layer | None = None
 
     def may(self, batch: Batch) -> bool:
@@ -390,12 +405,10 @@ class DeferredLayers:
         """
         is_read = MAIN_PORT in self._context.consumed and LATE_PORT not in self._context.consumed
         is_small = self._pre_aggregation.is_small and not self._stack.loading
-        return is_read and self._is_plain(batch) and is_small and self._emitter.may_defer and self._is_supported
+        return is_read and self._is_plain(batch) and is_small and self._emitter.may_defer and self._queries.can_defer
 
     def begin(self, intake: BatchIntake, emit: Collector) -> DeferredBatch:
         """Send the results that a batch changes; the first job over them also makes the layer."""
-        if self._lean is None:
-            self._lean = LeanSession(self._context.spark)
         # The statistics are observed on the rows before the exchange, not on the layer: a task that fails after it has
         # cached its part of the layer finds that part when it is retried, and would observe nothing.
         rows = self._queries.unobserved(intake.observed)
@@ -404,7 +417,7 @@ class DeferredLayers:
             level=0,
             emission_number=self._emitter.emission_number,
         )
-        lazy = LazyLayer(self._format, rows, intake.stats, label, lean=self._lean)
+        lazy = LazyLayer(self._format, self._queries.keep_later(rows), intake.stats, label)
         self._unfinished = lazy.layer
         ran = ObservedMetrics(dict)
         self._emitter.defer(lazy.layer, ran, emit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
@@ -15,8 +16,9 @@ from penstock.operators.windows.emitter import WindowEmitter
 from penstock.operators.windows.ingest import BatchIntake, DeferredLayers, LayerQueries, PreAggregation
 from penstock.operators.windows.results import ResultQueries
 from penstock.operators.windows.sessions import SessionEmitter, SessionFrames, SessionResults
-from penstock.spark.blocks import logical_plan, unpersist
-from penstock.spark.plans import PlanPreparer
+from penstock.spark.blocks import unpersist
+from penstock.spark.bound_plans import plan_of
+from penstock.spark.prepared_plans import PlanPreparer
 from penstock.spark.session import state_session
 from penstock.state.compaction import (
     MAX_MERGE_PARTS,
@@ -41,11 +43,11 @@ if TYPE_CHECKING:
     from penstock.clock import EventTime
     from penstock.handles import CheckpointId, StateHandle
     from penstock.operators.windows.frames import WindowFrames
-    from penstock.spark.blocks import JavaObject
+    from penstock.spark.bound_plans import BoundPlan
     from penstock.state.layers import Layer
 
 _MARKS: Final = itertools.count(1)
-"""Marks of batches. All steps of the process share them, since they share one cache."""
+"""Marks of persisted batches. All steps of the process share them, since they share one cache."""
 
 
 class WindowOperator:
@@ -106,14 +108,16 @@ class WindowOperator:
             self._emitter.advance(arrival, emit)
         horizon = self._emitter.late_before(watermark if arrival is None else arrival)
         frame = cast("DataFrame", batch.frame)
-        flagged = self._queries.with_timeliness(frame, horizon=horizon, mark=next(_MARKS), arrival=arrival)
+        is_persisted = LATE_PORT in self._context.consumed
+        mark = next(_MARKS) if is_persisted else 0
+        flagged = self._queries.with_timeliness(frame, horizon=horizon, mark=mark, arrival=arrival)
         if self._deferred.may(batch):
             intake = BatchIntake(batch, flagged, self._queries, self._pre_aggregation, bounds=True)
             return self._deferred.begin(intake, emit)
         kept: DataFrame | None = None
-        if LATE_PORT in self._context.consumed:
+        if is_persisted:
             kept = self._queries.frame(flagged).persist()
-            flagged = logical_plan(kept)
+            flagged = plan_of(kept)
         intake = BatchIntake(batch, flagged, self._queries, self._pre_aggregation)
         late = 0
         try:
@@ -197,13 +201,14 @@ class WindowOperator:
             frames, self._preparer, SessionResults(frames) if isinstance(frames, SessionFrames) else None
         )
 
-    def _keep(self, flagged: JavaObject) -> int:
+    def _keep(self, flagged: BoundPlan) -> int:
         """Put a layer of the rows on time on the stack, in one job. Returns how many rows it has."""
         stack = self._stack
         rows, metrics = self._queries.partial(flagged, pre_aggregate=self._pre_aggregation.is_worthwhile)
         number = self._emitter.emission_number
         label = LayerLabel(name=stack.next_name(), level=0, emission_number=number)
-        layer = cache_layer(self._frames.layers_format, rows, metrics.read, label)
+        keep = partial(self._queries.keep, rows)
+        layer = cache_layer(self._frames.layers_format, keep, metrics.read, label)
         if layer:
             stack.add(layer)
         return layer.rows if layer else 0
@@ -306,8 +311,8 @@ class WindowOperator:
                     part = self._queries.merged_part(layers, horizon, HashSlice(number, count))
                     if part is None:
                         return self._merged(layers, compaction)
-                    frame, metrics = part
-                    parts.append(cache_rows(layers_format, frame, metrics.read))
+                    found, metrics = part
+                    parts.append(cache_rows(layers_format, partial(self._queries.keep, found), metrics.read))
             joined = self._queries.joined([part.frame for part in parts])
             return layer_of_rows(join_rows(parts, joined), self._label_of(layers, compaction))
         except BaseException:
@@ -316,7 +321,8 @@ class WindowOperator:
 
     def _merged(self, layers: tuple[Layer, ...], compaction: Compaction) -> Layer | None:
         rows, metrics = self._queries.merged(layers, self._stack.horizon)
-        return cache_layer(self._frames.layers_format, rows, metrics.read, self._label_of(layers, compaction))
+        keep = partial(self._queries.keep, rows)
+        return cache_layer(self._frames.layers_format, keep, metrics.read, self._label_of(layers, compaction))
 
     def _label_of(self, layers: tuple[Layer, ...], compaction: Compaction) -> LayerLabel:
         return LayerLabel(

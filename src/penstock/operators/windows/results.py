@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from penstock.operators.windows.frames import WindowFrames
     from penstock.operators.windows.panes import DueWindows, PanedWindow
-    from penstock.spark.blocks import JavaObject
-    from penstock.spark.plans import PlanPreparer, PreparedPlan
+    from penstock.spark.bound_plans import BoundPlan, PreparedPlan
+    from penstock.spark.prepared_plans import PlanPreparer
     from penstock.state.layers import EmissionLayers, Layer, LayerFormat
 
 
@@ -233,16 +233,16 @@ class ResultQueries:
         prepared = self._prepared("changes", self._marked, build, numbers=4)
         return self._bound(prepared, self._marked_rows(layers), *bounds_of(due))
 
-    def _marked_rows(self, layers: EmissionLayers) -> JavaObject:
+    def _marked_rows(self, layers: EmissionLayers) -> BoundPlan:
         """The rows of an emission's layers, not merged, with the column ``IS_NEW``."""
         sides = []
         for is_new, some in ((False, layers.old), (True, layers.new)):
             if some:
                 prepared = self._prepared(f"new: {is_new}", self._rows, _marking(is_new=is_new))
                 sides.append(self._preparer.bind(prepared, self._union(some)))
-        return self._preparer.editor.union(sides)
+        return self._preparer.unite(sides)
 
-    def _union(self, layers: Sequence[Layer]) -> JavaObject:
+    def _union(self, layers: Sequence[Layer]) -> BoundPlan:
         return self._preparer.union([layer.frame for layer in layers])
 
     def _prepared(
@@ -252,8 +252,8 @@ class ResultQueries:
             self._made[name] = self._preparer.prepare(schema, build, numbers=numbers)
         return self._made[name]
 
-    def _bound(self, prepared: PreparedPlan, below: JavaObject, *numbers: int) -> DataFrame:
-        return self._preparer.frame(self._preparer.bind(prepared, below, *numbers))
+    def _bound(self, prepared: PreparedPlan, below: BoundPlan, *numbers: int) -> DataFrame:
+        return self._preparer.result(self._preparer.bind(prepared, below, *numbers))
 
 
 def _marking(*, is_new: bool) -> Callable[[DataFrame], DataFrame]:

@@ -1,0 +1,376 @@
+"""Physical plans that are planned once and bound to the rows of each batch."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeAlias
+
+from penstock.errors import assert_never
+from penstock.spark.blocks import JavaObject, java_frame
+from penstock.spark.bound_plans import (
+    FIRST_PLACEHOLDER,
+    MAX_NUMBERS,
+    BoundPlan,
+    BoundRows,
+    InputRows,
+    ObservedRows,
+    PlanBuilder,
+    PlanParts,
+    RebuiltRows,
+    UnitedRows,
+    parts_of,
+)
+from penstock.spark.keepable import array_literals, is_keepable, is_keepable_physical, json_of
+from penstock.spark.kept_rows import PlannedRows, SparkClasses, missing_class
+from penstock.spark.plans import MAX_REPLACEMENTS, plan_kind, scala_items
+
+log: Final = logging.getLogger("penstock")
+
+# A batch's plan differs from the last one's in its rows and its numbers alone. So Spark's physical plan of a shape is
+# made once, with the rows of the first batch and placeholders for numbers, and each batch gets a copy with other leaves
+# and numbers. A copy has tasks, shuffles and figures of its own, and generates the same code, so nothing is compiled.
+#
+# What depends on more than its rows is planned for each batch (``keepable``), and so is everything where this Spark
+# lacks a class: see ``missing_class``.
+
+
+# ---- one kept plan ---------------------------------------------------------------------------------------------------
+
+_PLACEHOLDERS: Final = range(FIRST_PLACEHOLDER + MAX_NUMBERS, FIRST_PLACEHOLDER + 800)
+"""Numbers in the place of a plan's numbers, in order."""
+_PLACEHOLDER: Final = re.compile(rf"(?<!\d){str(FIRST_PLACEHOLDER)[:-4]}\d{{4}}(?!\d)")
+_KNOWN_PARTITIONING: Final = re.compile(r"SinglePartition\$?|hashpartitioning\([\w#, ]+, \d+\)")
+_EXPRESSION_ID: Final = re.compile(r"#\d+L?")
+_METRICS: Final = "CollectMetricsExec"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scan:
+    """A leaf of a kept plan, the place of its rows among the inputs, and the arguments that another one is made of."""
+
+    node: JavaObject
+    place: int
+    arguments: tuple[JavaObject, ...]
+
+
+class KeptPlan:
+    """A physical plan, to be copied for each batch.
+
+    Args:
+        classes: see ``SparkClasses``.
+        replacement: makes a partial function of pairs: see ``PlanEditor.replacement``.
+        plan: the physical plan, with placeholders.
+        scans: its leaves.
+        arrays: the literals that have placeholders.
+        figures: where in the plan the observed parts are, in the order of ``parts_of``; ``None`` if it is not there.
+    """
+
+    def __init__(
+        self,
+        classes: SparkClasses,
+        replacement: Callable[..., JavaObject],
+        plan: JavaObject,
+        scans: Sequence[_Scan],
+        arrays: Sequence[tuple[int, ...]],
+        figures: Sequence[int | None],
+    ) -> None:
+        self._classes = classes
+        self._replacement = replacement
+        self._plan = plan
+        self._scans = scans
+        self._arrays = [(classes.constant_array(values), values) for values in arrays]
+        self._figures = figures
+        self._columns, self._partitioning = classes.leaves.nullable(plan.output(), _one_partitioning(plan))
+        self._last_numbers: tuple[tuple[int, ...], JavaObject] | None = None
+
+    def bind(self, plan: BoundPlan) -> PlannedRows:
+        """The rows of a batch. Its figures are read from this copy."""
+        self._classes.activate()
+        parts = list(parts_of(plan))
+        copy = self._numbered(numbers_of(parts))
+        rdds = [part.plan.rdd() for part in parts if isinstance(part, InputRows)]
+        pairs = [(scan.node, self._scan(scan, rdds[scan.place])) for scan in self._scans]
+        for some in _in_groups(pairs):
+            copy = copy.transformUp(self._replacement(*some))
+        rows = PlannedRows(
+            classes=self._classes, rdd=copy.execute(), columns=self._columns, partitioning=self._partitioning
+        )
+        for part, number in zip((p for p in parts if isinstance(p, ObservedRows)), self._figures, strict=True):
+            part.read_from(partial(_figures_at, copy, number, part))
+        return rows
+
+    def _scan(self, scan: _Scan, rdd: JavaObject) -> JavaObject:
+        columns, _, *others = scan.arguments
+        return self._classes.scan(columns, rdd, *others)
+
+    def _numbered(self, numbers: tuple[int, ...]) -> JavaObject:
+        """The plan with its numbers; the last one is kept, since most batches have the numbers of the one before."""
+        last = self._last_numbers
+        if last is not None and last[0] == numbers:
+            return last[1]
+        plan = self._plan
+        pairs = [
+            (literal, self._classes.array([_number(value, numbers) for value in values]))
+            for literal, values in self._arrays
+        ]
+        for some in _in_groups(pairs):
+            plan = plan.transformAllExpressions(self._replacement(*some))
+        self._last_numbers = numbers, plan
+        return plan
+
+
+def numbers_of(parts: Sequence[BoundPlan]) -> tuple[int, ...]:
+    """The numbers of the parts of a plan, in order."""
+    found: list[int] = []
+    for part in parts:
+        if isinstance(part, BoundRows):
+            found += part.numbers
+        elif isinstance(part, ObservedRows) and part.bound is not None:
+            found.append(part.bound)
+    return tuple(found)
+
+
+def _number(value: int, numbers: Sequence[int]) -> int:
+    """What takes the place of a value in the kept plan: itself, or the number that it is the placeholder of."""
+    return numbers[value - _PLACEHOLDERS.start] if value in _PLACEHOLDERS else value
+
+
+def _in_groups(pairs: Sequence[tuple[JavaObject, JavaObject]]) -> Iterator[tuple[JavaObject, ...]]:
+    for first in range(0, len(pairs), MAX_REPLACEMENTS):
+        yield tuple(itertools.chain.from_iterable(pairs[first : first + MAX_REPLACEMENTS]))
+
+
+def _one_partitioning(plan: JavaObject) -> JavaObject:
+    """How a physical plan's rows are partitioned; the first of several ways to say it."""
+    partitioning = plan.outputPartitioning()
+    while plan_kind(partitioning) == "PartitioningCollection":
+        partitioning = partitioning.partitionings().apply(0)
+    return partitioning
+
+
+def _figures_at(plan: JavaObject, number: int | None, rows: ObservedRows) -> Mapping[str, object] | None:
+    """The figures of a node, after a job; ``None`` if the optimiser had no use for it."""
+    return None if number is None else rows.spec.figures_of(str(plan.p(number).collectedMetrics().json()))
+
+
+def _metrics_of(plan: JavaObject, labels: Sequence[str]) -> list[int | None]:
+    """The numbers of the nodes of a physical plan that observe figures, in the order of their labels."""
+    if not labels:
+        return []
+    found: dict[str, int] = {}
+    for number in itertools.count():
+        node = plan.p(number)
+        if node is None:
+            return [found.get(label) for label in labels]
+        if plan_kind(node) == _METRICS:
+            found[str(node.name())] = number
+    raise AssertionError
+
+
+# ---- all kept plans of a session -------------------------------------------------------------------------------------
+
+_said: set[str] = set()
+"""Missing classes that the log has named."""
+_MOST: Final = 32
+"""Number of shapes that are kept: of a step's batches, results and merges."""
+
+_Shape: TypeAlias = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownShape:
+    """The plan of a shape, if it may be kept, and the objects whose ids are in the shape."""
+
+    plan: KeptPlan | None
+    parts: tuple[object, ...]
+
+
+class KeptPlans:
+    """The kept plans of one session, by shape. They are forgotten when an SQL setting of the session changes.
+
+    Args:
+        builder: of the session.
+    """
+
+    def __init__(self, builder: PlanBuilder) -> None:
+        self._builder = builder
+        missing = missing_class(builder.spark)
+        if missing is not None and missing not in _said:
+            _said.add(missing)
+            log.warning("This Spark has no class %s. Each batch is planned for itself, which is slower.", missing)
+        self._classes = None if missing is not None else SparkClasses(builder.spark)
+        self._lock = threading.Lock()
+        self._shapes: OrderedDict[_Shape, _KnownShape] = OrderedDict()
+        self._settings: JavaObject = None
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether this Spark has the classes."""
+        return self._classes is not None
+
+    def kept(self, plan: BoundPlan) -> PlannedRows | None:
+        """The rows of a plan, by a copy of the kept plan of its shape; ``None`` if its shape may not be kept."""
+        shape = None if self._classes is None else self._shape(plan)
+        if shape is None:
+            return None
+        self._forget_if_changed()
+        with self._lock:
+            known = self._shapes.get(shape)
+            if known is not None:
+                self._shapes.move_to_end(shape)
+        if known is None:
+            known = _KnownShape(self._plan_once(plan), tuple(_identities(plan)))
+            with self._lock:
+                self._shapes[shape] = known
+                while len(self._shapes) > _MOST:
+                    self._shapes.popitem(last=False)
+        return None if known.plan is None else known.plan.bind(plan)
+
+    def planned(self, plan: BoundPlan) -> PlannedRows:
+        """As ``kept``; if the shape may not be kept, Spark plans it for this batch alone."""
+        return self.kept(plan) or self._plan_for_itself(plan)
+
+    def _forget_if_changed(self) -> None:
+        """Forget all plans if a setting has changed: settings are in plans, as the time zone is."""
+        assert self._classes is not None
+        settings = self._classes.sql_settings
+        with self._lock:
+            if self._settings is None or not settings.equals(self._settings):
+                self._settings = self._classes.settings(settings)
+                self._shapes.clear()
+
+    def _shape(self, plan: BoundPlan) -> _Shape | None:
+        """What is alike in plans that one physical plan fits; ``None`` if there is no such plan."""
+        match plan:
+            case InputRows():
+                partitioning = self._partitioning(plan)
+                return None if partitioning is None else ("rows", partitioning)
+            case BoundRows():
+                below = self._shape(plan.below)
+                return None if below is None else (id(plan.prepared), len(plan.numbers), below)
+            case ObservedRows():
+                below = self._shape(plan.below)
+                return None if below is None else (id(plan.spec), plan.bound is None, below)
+            case RebuiltRows():
+                return None
+            case UnitedRows():
+                sides = [self._shape(side) for side in plan.sides]
+                return None if None in sides else ("united", *sides)
+            case _:
+                assert_never(plan)
+
+    def _partitioning(self, rows: InputRows) -> str | None:
+        """How input rows are partitioned, as text; ``None`` if they are no RDD whose place others can take."""
+        if rows.is_cached or plan_kind(rows.plan) != "LogicalRDD":
+            return None
+        text = str(rows.plan.outputPartitioning().toString())
+        return _EXPRESSION_ID.sub("", text) if _KNOWN_PARTITIONING.fullmatch(text) else ""
+
+    # ---- planning
+
+    def _plan_once(self, plan: BoundPlan) -> KeptPlan | None:
+        """The kept plan of a shape; ``None`` if it depends on more than its rows, or Spark has made something else."""
+        assert self._classes is not None
+        self._classes.activate()
+        numbers, labels, rdds = iter(_PLACEHOLDERS), list[str](), list[int]()
+        parts = PlanParts(
+            rows=partial(self._empty, rdds),
+            number=lambda _: self._builder.editor.literal(next(numbers)),
+            observe=partial(self._labelled, labels),
+        )
+        logical = self._builder.build(plan, parts)
+        analysed = json_of(logical)
+        if analysed is None or not is_keepable(analysed):
+            return None
+        query = java_frame(self._builder.editor.frame(logical)).queryExecution()
+        arrays = _arrays_of(json_of(query.optimizedPlan()), analysed)
+        physical = query.executedPlan()
+        scans = list(_scans_of(physical, rdds))
+        if arrays is None or {scan.place for scan in scans} != set(range(len(rdds))):
+            return None
+        if not is_keepable_physical(physical):
+            return None
+        replacement, figures = self._builder.editor.replacement, _metrics_of(physical, labels)
+        return KeptPlan(self._classes, replacement, physical, scans, arrays, figures)
+
+    def _empty(self, rdds: list[int], rows: InputRows) -> JavaObject:
+        """A leaf like that of input rows, without a row; ``rdds`` gets the number of its RDD.
+
+        All its columns are nullable: what is known of the first batch may not hold of the next.
+        """
+        assert self._classes is not None
+        classes, leaf = self._classes, rows.plan
+        empty = classes.context.emptyRDD(classes.row_tag)
+        rdds.append(empty.id())
+        # without a known partitioning it has 0 partitions, since a plan for one would lack exchanges that two need
+        partitioning = leaf.outputPartitioning() if self._partitioning(rows) else classes.no_partitions
+        columns, partitioning = classes.leaves.nullable(leaf.output(), partitioning)
+        return classes.leaves.make(columns, empty, partitioning)
+
+    def _labelled(
+        self, labels: list[str], rows: ObservedRows, below: JavaObject, bound: JavaObject | None
+    ) -> JavaObject:
+        node, label, _ = self._builder.observer.labelled(below, rows.spec, bound=bound)
+        labels.append(label)
+        return node
+
+    def _plan_for_itself(self, plan: BoundPlan) -> PlannedRows:
+        assert self._classes is not None
+        self._classes.activate()
+        labels: list[str] = []
+        parts = PlanParts(
+            rows=lambda rows: rows.plan, number=self._builder.number, observe=partial(self._labelled, labels)
+        )
+        frame = self._builder.editor.frame(self._builder.build(plan, parts))
+        physical = java_frame(frame).queryExecution().executedPlan()
+        observed = (part for part in parts_of(plan) if isinstance(part, ObservedRows))
+        for part, number in zip(observed, _metrics_of(physical, labels), strict=True):
+            part.read_from(partial(_figures_at, physical, number, part))
+        columns, partitioning = self._classes.leaves.nullable(physical.output(), _one_partitioning(physical))
+        return PlannedRows(classes=self._classes, rdd=physical.execute(), columns=columns, partitioning=partitioning)
+
+
+def _identities(plan: BoundPlan) -> Iterator[object]:
+    """The objects whose ids are in a plan's shape."""
+    for part in parts_of(plan):
+        if isinstance(part, BoundRows):
+            yield part.prepared
+        elif isinstance(part, ObservedRows):
+            yield part.spec
+
+
+def _arrays_of(optimized: str | None, analysed: str) -> list[tuple[int, ...]] | None:
+    """The array literals with placeholders in an optimised plan; ``None`` if one is elsewhere, or was lost.
+
+    A number elsewhere would be a part of generated code, and one that is lost may have decided something.
+
+    Args:
+        optimized: the plan, as JSON.
+        analysed: the plan that it was made of.
+    """
+    if optimized is None:
+        return None
+    literals = array_literals(optimized)
+    for placeholder in map(int, set(_PLACEHOLDER.findall(analysed))):
+        in_arrays = sum(values.count(placeholder) for values in literals)
+        if not in_arrays or in_arrays != optimized.count(str(placeholder)):
+            return None
+    return list({values for values in literals if any(value in _PLACEHOLDERS for value in values)})
+
+
+def _scans_of(plan: JavaObject, rdds: Sequence[int]) -> Iterator[_Scan]:
+    """The leaves of a physical plan that read input rows."""
+    if plan_kind(plan) == "RDDScanExec":
+        number = plan.rdd().id()
+        if number in rdds:
+            arguments = tuple(plan.productElement(place) for place in range(plan.productArity()))
+            yield _Scan(node=plan, place=rdds.index(number), arguments=arguments)
+    for child in scala_items(plan.children()):
+        yield from _scans_of(child, rdds)

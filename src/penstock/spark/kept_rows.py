@@ -1,0 +1,205 @@
+"""Rows that Spark has planned: as a frame, or kept as cached blocks by the first job that reads them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+from penstock.spark.blocks import JavaObject, RowLeaves, call_either, frame_of_plan, java_frame, scala_object
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# ---- Spark's classes -------------------------------------------------------------------------------------------------
+
+INTERNALS: Final = {
+    "mapped": "org.apache.spark.rdd.MapPartitionsRDD",
+    "literal": "org.apache.spark.sql.catalyst.expressions.Literal",
+    "long_array": "org.apache.spark.sql.catalyst.expressions.UnsafeArrayData",
+    "array_type": "org.apache.spark.sql.types.ArrayType",
+    "generic_array": "org.apache.spark.sql.catalyst.util.GenericArrayData",
+    "scan": "org.apache.spark.sql.execution.RDDScanExec",
+    "unknown": "org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning",
+    "platform": "org.apache.spark.unsafe.Platform",
+    "properties": "java.util.Properties",
+    "settings": "java.util.HashMap",
+}
+"""Classes that kept plans need, by the attribute of ``SparkClasses`` that has them."""
+
+
+def missing_class(spark: SparkSession) -> str | None:
+    """The name of a class that kept plans need and this Spark lacks; ``None`` if it has all.
+
+    Then each batch is planned for itself, as any query is: slower, with the same results.
+    """
+    jvm: Any = spark._jvm  # noqa: SLF001 - there is no public way
+    loader = getattr(jvm, "java.lang.Thread").currentThread().getContextClassLoader()
+    for name in INTERNALS.values():
+        try:
+            loader.loadClass(name)
+        except Exception:  # whatever the reason, it cannot be used
+            return name
+    return None
+
+
+class SparkClasses:
+    """The classes of the JVM that kept plans use, looked up once."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm: Any = spark._jvm  # noqa: SLF001
+        for attribute, name in INTERNALS.items():
+            setattr(self, attribute, getattr(jvm, name))
+        self.spark = spark
+        self.context: Any = spark.sparkContext._jsc.sc()  # noqa: SLF001
+        inner: Any = spark._jsparkSession  # noqa: SLF001
+        self.sql_settings: JavaObject = inner.sessionState().conf().settings()
+        self._activate = partial(getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession, inner)
+        tags, of = scala_object(jvm, "scala.reflect.ClassTag"), getattr(jvm, "java.lang.Class").forName
+        self.row_tag = tags.apply(of("org.apache.spark.sql.catalyst.InternalRow"))
+        self.leaves = RowLeaves(spark)
+        self.longs = self.array_type(scala_object(jvm, "org.apache.spark.sql.types.LongType"), False)
+        self.offset = int(self.platform.BYTE_ARRAY_OFFSET)
+        self.no_partitions = self.unknown(0)
+        context = spark.sparkContext
+        if context not in _copying:
+            _copying[context] = _copying_function(spark)
+        self.copy = _copying[context]
+
+    def __getattr__(self, name: str) -> Any:  # so that types are known of the attributes of ``INTERNALS``
+        raise AttributeError(name)
+
+    def activate(self) -> None:
+        """Make the session this thread's active one: nodes of plans that are made or copied take theirs from there."""
+        self._activate()
+
+    def array(self, values: Sequence[int]) -> JavaObject:
+        """A literal of an array of BIGINT."""
+        # the layout of UnsafeArrayData: its size, a bit for each NULL in words of 8 bytes, the values
+        size, words = len(values), -(-len(values) // 64)
+        content = struct.pack(f"={1 + words + size}q", size, *[0] * words, *values)
+        data = self.long_array()
+        data.pointTo(content, self.offset, len(content))
+        return self.literal(data, self.longs)
+
+    def constant_array(self, values: Sequence[int]) -> JavaObject:
+        """The same, as Spark's optimiser makes it of constants: equal to that one, so that it can be replaced."""
+        gateway: Any = self.spark.sparkContext._gateway  # noqa: SLF001
+        array = gateway.new_array(gateway.jvm.long, len(values))
+        for place, value in enumerate(values):
+            array[place] = value
+        return self.literal(self.generic_array(array), self.longs)
+
+
+_copying: WeakKeyDictionary[SparkContext, JavaObject] = WeakKeyDictionary()
+
+
+def _copying_function(spark: SparkSession) -> JavaObject:
+    """Spark's own function of a task that copies rows: an iterator may give the same row object again and again."""
+    kept = java_frame(spark.range(1).localCheckpoint(eager=False)).logicalPlan().rdd()
+    kept.unpersist(False)
+    return function_of(kept)
+
+
+def function_of(rdd: JavaObject) -> JavaObject:
+    """The function of a ``MapPartitionsRDD``: what its tasks make of the rows of its parent."""
+    field = rdd.getClass().getDeclaredField("f")
+    field.setAccessible(True)
+    return field.get(rdd)
+
+
+# ---- rows that Spark has planned -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRows:
+    """Rows as an RDD: planned, not run.
+
+    Attributes:
+        classes: see ``SparkClasses``.
+        rdd: the rows.
+        columns: of the rows, with Spark's expression ids.
+        partitioning: how they are partitioned, by ``columns``.
+    """
+
+    classes: SparkClasses
+    rdd: JavaObject
+    columns: JavaObject
+    partitioning: JavaObject
+
+    def frame(self) -> DataFrame:
+        """A lazy frame of the rows."""
+        leaf = self.classes.leaves.make(self.columns, self.rdd, self.partitioning, is_checkpointed=False)
+        return frame_of_plan(leaf, self.classes.spark)
+
+    def keep(self) -> KeptRows:
+        """Have the first job that reads the rows keep them as cached blocks."""
+        return KeptRows(self)
+
+
+class KeptRows:
+    """Rows that the first job that reads them keeps as cached blocks, without lineage from then on.
+
+    When that job ends, Spark computes the partitions that it did not read. A lost block is an error and never a
+    recomputation. The blocks stay until ``penstock.spark.blocks.free_blocks``.
+
+    Attributes:
+        frame: the rows, with expression ids of their own: all rows of a kept plan have the same ids, and Spark would
+            misread a union of them.
+    """
+
+    def __init__(self, rows: PlannedRows) -> None:
+        classes = rows.classes
+        tags = (classes.row_tag, classes.row_tag)
+        # before Spark 4.2 there was one argument fewer
+        self._rdd = call_either(
+            classes.mapped,
+            (rows.rdd, classes.copy, False, False, False, False, *tags),
+            (rows.rdd, classes.copy, False, False, False, *tags),
+        )
+        self._rdd.localCheckpoint()
+        self._spark = classes.spark
+        self._classes = classes
+        leaf = classes.leaves.make(rows.columns, self._rdd, rows.partitioning)
+        self.frame: DataFrame = frame_of_plan(leaf.newInstance(), classes.spark)
+
+    def finish(self) -> None:
+        """Keep the rows that no job has kept, by a job if there are any; free them if it fails."""
+        if self._rdd.isCheckpointed():
+            return
+        try:
+            with _sql_settings(self._classes):
+                # A job that keeps rows of its own leaves this undone. Tasks run only for partitions that are missing.
+                self._rdd.doCheckpoint()
+                if not self._rdd.isCheckpointed():
+                    self._rdd.count()
+        except BaseException:
+            self._rdd.unpersist(False)
+            raise
+
+
+@contextmanager
+def _sql_settings(classes: SparkClasses) -> Iterator[None]:
+    """Context in which this thread's jobs have the session's SQL settings.
+
+    Expressions ask for settings when they run: ``to_json`` whether it writes NULLs. Spark's own queries send them along
+    as local properties. A job over an RDD has to do it itself, and leaves the thread as it was.
+    """
+    before = classes.context.getLocalProperties()
+    properties = classes.properties()
+    properties.putAll(before)
+    for name in [str(each) for each in before.stringPropertyNames()]:
+        if name.startswith("spark.sql."):
+            properties.remove(name)  # of a setting that is not set any more
+    properties.putAll(classes.sql_settings)
+    classes.context.setLocalProperties(properties)
+    try:
+        yield
+    finally:
+        classes.context.setLocalProperties(before)

@@ -1,0 +1,141 @@
+"""Prepares plans once, binds them to batches, and has them run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.spark.blocks import CachedUnion, JavaObject, local_checkpoint, logical_plan
+from penstock.spark.bound_plans import (
+    FIRST_PLACEHOLDER,
+    BoundPlan,
+    BoundRows,
+    InputRows,
+    ObservedRows,
+    PlanBuilder,
+    PreparedPlan,
+    UnitedRows,
+    output_type,
+)
+from penstock.spark.kept_plans import KeptPlans
+from penstock.spark.plans import ObservationSpec, analyzed_plan, observe_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from penstock.elements import ObservedMetrics
+    from penstock.spark.kept_rows import KeptRows
+
+
+class PlanPreparer:
+    """Prepares plans for one session, and makes frames and kept rows of them.
+
+    >>> preparer = PlanPreparer(spark)  # doctest: +SKIP
+    >>> above = preparer.prepare(schema, lambda rows, bound: rows.where(f"n > {variable_literal(bound)}"), numbers=1)
+    ...     # doctest: +SKIP
+    >>> frame = preparer.frame(preparer.bind(above, plan_of(batch), 17))  # doctest: +SKIP
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._builder = PlanBuilder(spark)
+        self.editor = self._builder.editor
+        self._kept = KeptPlans(self._builder)
+        self._cached_union = CachedUnion(spark)
+
+    def prepare(
+        self,
+        schema: StructType,
+        build: Callable[..., DataFrame],
+        *,
+        numbers: int = 0,
+        figures: Mapping[str, Column] | None = None,
+    ) -> PreparedPlan:
+        """The prepared plan of a function.
+
+        Args:
+            schema: of the frame that the function gets.
+            build: the function; called once, with the frame and ``numbers`` numbers.
+            numbers: how many, at most six.
+            figures: aggregates to observe over its result, by name.
+        """
+        leaf = self.editor.new_leaf(schema)
+        frame = build(leaf.frame, *(FIRST_PLACEHOLDER + place for place in range(numbers)))
+        observation = observe_columns(frame, "template", figures) if figures else None
+        plan = self.editor.flatten(analyzed_plan(frame))
+        return PreparedPlan(leaf=leaf, plan=plan, schema=frame.schema, observation=observation)
+
+    def bind(self, prepared: PreparedPlan, below: BoundPlan, *numbers: int) -> BoundPlan:
+        """The plan of a batch.
+
+        Args:
+            prepared: the plan to bind.
+            below: rows with the columns of ``prepared.leaf``.
+            numbers: in the order of the function's arguments.
+        """
+        return BoundRows(prepared, below, numbers)
+
+    def fits(self, prepared: PreparedPlan, below: BoundPlan) -> bool:
+        """Whether ``below`` has columns of the leaf's types: a plan is bound by position, whatever the names."""
+        return bool(output_type(below).sameType(prepared.input_type))
+
+    def observation(self, prepared: PreparedPlan, figures: Mapping[str, Column]) -> ObservationSpec:
+        """What observes figures over the result of a prepared plan."""
+        return observe_columns(self.editor.frame(prepared.plan), "template", figures)
+
+    def observe(self, plan: BoundPlan, spec: ObservationSpec) -> tuple[BoundPlan, ObservedMetrics]:
+        """A bound plan with an observation on top that was made over its prepared plan, and the metrics to come."""
+        observed = ObservedRows(plan, spec)
+        return observed, observed.metrics
+
+    # ---- running plans
+
+    def frame(self, plan: BoundPlan) -> DataFrame:
+        """A lazy frame of a plan, planned by Spark with all that is built on it."""
+        return self._builder.frame(plan)
+
+    def result(self, plan: BoundPlan) -> DataFrame:
+        """A lazy frame of a plan's rows. What is built on it begins with these rows, if their plan is kept."""
+        rows = self._kept.kept(plan)
+        return self.frame(plan) if rows is None else rows.frame()
+
+    def checkpoint(self, plan: BoundPlan) -> DataFrame:
+        """Run a plan now, in one job, and keep its rows as cached blocks: see ``local_checkpoint``."""
+        rows = self._kept.kept(plan)
+        if rows is None:
+            return local_checkpoint(self.frame(plan))
+        cached = rows.keep()
+        cached.finish()
+        return cached.frame
+
+    def checkpoint_later(self, plan: BoundPlan) -> KeptRows:
+        """Have the first job that reads a plan's rows keep them; see ``can_checkpoint_later``."""
+        return self._kept.planned(plan).keep()
+
+    @property
+    def can_checkpoint_later(self) -> bool:
+        """Whether this Spark has the classes that ``checkpoint_later`` needs."""
+        return self._kept.is_supported
+
+    # ---- layers as input
+
+    def union(self, frames: Sequence[DataFrame]) -> BoundPlan:
+        """The rows of cached frames with the same columns, which share no expression id."""
+        plan = self._cached_union.stacked(frames)
+        if plan is not None:
+            return InputRows(plan)
+        return self.unite([InputRows(logical_plan(frame)) for frame in frames])
+
+    def unite(self, plans: Sequence[BoundPlan]) -> BoundPlan:
+        """The rows of plans with the same columns, which share no expression id."""
+        return plans[0] if len(plans) == 1 else UnitedRows(tuple(plans))
+
+    def partition(self, frames: Sequence[DataFrame], number: int) -> BoundPlan | None:
+        """See ``CachedUnion.partition``."""
+        plan: JavaObject | None = self._cached_union.partition(frames, number)
+        return None if plan is None else InputRows(plan)
+
+    def side_by_side(self, frames: Sequence[DataFrame], columns: Sequence[str], *, partitions: int) -> DataFrame:
+        """See ``CachedUnion.side_by_side``."""
+        return self.editor.frame(self._cached_union.side_by_side(frames, columns, partitions=partitions))

@@ -1,0 +1,350 @@
+"""Plans that are planned once and bound to each batch: the same rows and figures as those of plans made for each.
+
+What may not be kept is found in the analysed plan, and planned for each batch.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F
+
+from penstock.operators import aggregates as agg
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.operators.windows.emit_strategy import EmitStrategy
+from penstock.spark import kept_plans, kept_rows
+from penstock.spark.blocks import free_blocks
+from penstock.spark.bound_plans import BoundPlan, PlanBuilder, plan_of
+from penstock.spark.kept_plans import KeptPlans
+from penstock.spark.kept_rows import missing_class
+from penstock.spark.plans import plan_kind
+from penstock.spark.prepared_plans import PlanPreparer
+from penstock.spark.sql import variable_literal
+from window_harness import Rig, compilations, counted, persistent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SECOND = 1_000_000
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("d", pa.float64()), ("at", pa.timestamp("us", tz="UTC"))])
+KEYS = ["a", "b", None, "c"]
+DOUBLES = [0.0, -0.0, math.nan, None, 1.5]
+
+
+def batch(spark: SparkSession, number: int, rows: int = 20, *, parts: int = 1) -> DataFrame:
+    """Rows that no other batch has, with NULL, -0.0 and NaN among them."""
+    first = number * 100
+    given = [
+        {"k": KEYS[n % 4], "v": n if n % 7 else None, "d": DOUBLES[n % 5], "at": n * SECOND}
+        for n in range(first, first + rows)
+    ]
+    table = pa.Table.from_pylist(given, schema=SCHEMA)
+    frame = spark.createDataFrame(table)
+    return frame if parts == 1 else spark.createDataFrame(table.slice(0, rows)).repartition(parts).localCheckpoint()
+
+
+def rows_of(frame: DataFrame) -> list[str]:
+    return sorted(repr(tuple(row)) for row in frame.collect())
+
+
+def planned_plans(monkeypatch: pytest.MonkeyPatch) -> list[BoundPlan]:
+    """The plans that Spark has planned to keep, from now on."""
+    planned: list[BoundPlan] = []
+    real = KeptPlans._plan_once
+
+    def plan_once(self: KeptPlans, plan: BoundPlan) -> Any:
+        planned.append(plan)
+        return real(self, plan)
+
+    monkeypatch.setattr(KeptPlans, "_plan_once", plan_once)
+    return planned
+
+
+STEPS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "columns and a filter": lambda rows: rows.where("v % 3 > 0").selectExpr("upper(k) AS k", "v + 1 AS v", "-d AS d"),
+    "an exchange": lambda rows: (
+        rows.repartition(2, "d").groupBy("d").agg(F.sum("v").alias("s"), F.count("k").alias("n"))
+    ),
+    "all rows": lambda rows: rows.agg(F.sum("v").alias("s"), F.max("at").alias("at"), F.min("d").alias("d")),
+    "lists": lambda rows: rows.groupBy("k").agg(F.sort_array(F.collect_list("v")).alias("l"), F.max("k").alias("m")),
+    "rows of rows": lambda rows: rows.selectExpr("k", "explode(sequence(1, 2)) AS e", "v IS NULL AS gone"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_plan_is_planned_once_for_all_batches_and_their_rows_are_the_same(spark, monkeypatch, step):
+    preparer, planned = PlanPreparer(spark), planned_plans(monkeypatch)
+    prepared = preparer.prepare(batch(spark, 0).schema, STEPS[step])
+    for number in range(3):
+        plan = preparer.bind(prepared, plan_of(batch(spark, number, parts=1 + number % 2)))
+        rows = preparer._kept.kept(plan)
+        assert rows is not None, "it may be kept"
+        assert rows_of(rows.frame()) == rows_of(preparer.frame(plan))
+    assert len(planned) == 1
+
+
+def test_numbers_and_figures_are_those_of_each_batch_and_nothing_is_compiled(spark):
+    preparer = PlanPreparer(spark)
+
+    def above(rows: DataFrame, least: int, more: int) -> DataFrame:
+        kept = rows.where(f"v >= {variable_literal(least, column='v')}")
+        return kept.selectExpr("v", f"{variable_literal(more, column='v', mark=7)} AS m").repartition(2, "v")
+
+    prepared = preparer.prepare(batch(spark, 0).schema, above, numbers=2, figures={"n": F.count("*")})
+    assert prepared.observation is not None
+    for number, (least, more) in enumerate([(3, -1), (103, 2**40), (203, 0), (303, 0)]):
+        plan, metrics = preparer.observe(
+            preparer.bind(prepared, plan_of(batch(spark, number)), least, more), prepared.observation
+        )
+        with counted(spark) as cost:
+            frame = preparer.checkpoint(plan)
+        assert (cost.jobs, cost.compilations * (number > 0)) == (1, 0)
+        found = [tuple(row) for row in frame.collect()]
+        assert {m for _, m in found} == {more}
+        assert min(v for v, _ in found) >= least
+        assert metrics.read() == {"n": len(found)}
+        free_blocks(frame)
+
+
+def test_what_is_known_of_the_first_batch_alone_is_not_in_the_plan(spark):
+    preparer = PlanPreparer(spark)
+    schema = spark.range(1).selectExpr("CAST(id AS BIGINT) AS v").schema
+    prepared = preparer.prepare(schema, lambda rows: rows.selectExpr("v IS NULL AS gone", "coalesce(v, -1L) AS v"))
+    first = spark.range(3).toDF("v").localCheckpoint()  # its column cannot be NULL
+    second = spark.createDataFrame([(None,), (5,)], "v LONG").localCheckpoint()
+    for frame, expected in ((first, [(False, 0), (False, 1), (False, 2)]), (second, [(False, 5), (True, -1)])):
+        rows = preparer._kept.kept(preparer.bind(prepared, plan_of(frame)))
+        assert rows is not None
+        assert sorted(map(tuple, rows.frame().collect())) == expected
+        free_blocks(frame)
+
+
+def test_a_kept_plan_holds_no_rows_of_a_batch(spark):
+    preparer = PlanPreparer(spark)
+    prepared = preparer.prepare(batch(spark, 0).schema, STEPS["an exchange"])
+    assert preparer._kept.kept(preparer.bind(prepared, plan_of(batch(spark, 0)))) is not None
+    (known,) = preparer._kept._shapes.values()
+    assert known.plan is not None
+    assert [plan_kind(scan.node.rdd()) for scan in known.plan._scans] == ["EmptyRDD"]
+
+
+# ------------------------------------------------------------------------------------------------ what may not be kept
+
+NOT_KEPT = {
+    "the time": "unix_micros(current_timestamp()) AS t",
+    "the day": "current_date() AS t",
+    "now": "now() AS t",
+    "local time": "localtimestamp() AS t",
+    "unix time": "unix_timestamp() AS t",
+    "a text that is a time": "CAST('now' AS TIMESTAMP) AS t",
+    "a text that is made a day": "CAST(concat('to', 'day') AS DATE) AS t",
+    "the user": "current_user() AS t",
+    "the database": "current_database() AS t",
+    "random numbers": "rand() AS t",
+    "a seed": "rand(3) AS t",
+    "ids": "uuid() AS t",
+    "a call into the JVM": "java_method('java.lang.String', 'valueOf', v) AS t",
+    "the file": "input_file_name() AS t",
+    "a subquery": "(SELECT max(id) FROM range(3)) AS t",
+    "a subquery that is looked up": "v IN (SELECT id FROM range(3)) AS t",
+    "a time of day": "CAST(TIME'10:00:00' AS TIMESTAMP) AS t",
+}
+
+
+def test_what_depends_on_more_than_its_rows_is_planned_for_each_batch(spark):
+    preparer, schema, kept = PlanPreparer(spark), batch(spark, 0).schema, []
+    for what, column in NOT_KEPT.items():
+        prepared = preparer.prepare(schema, lambda rows, column=column: rows.selectExpr("v", column))
+        if preparer._kept.kept(preparer.bind(prepared, plan_of(batch(spark, 0)))) is not None:
+            kept.append(what)
+    assert kept == []
+
+
+def test_time_goes_on_in_a_plan_that_is_not_kept(spark):
+    preparer = PlanPreparer(spark)
+    prepared = preparer.prepare(batch(spark, 0).schema, lambda rows: rows.selectExpr("unix_micros(now()) AS t"))
+    found = []
+    for number in range(2):
+        rows = preparer.checkpoint_later(preparer.bind(prepared, plan_of(batch(spark, number))))
+        rows.finish()
+        found.append(rows.frame.first()[0])
+        free_blocks(rows.frame)
+    assert found[0] < found[1]
+
+
+def test_files_and_rows_that_others_keep_are_not_input_of_a_kept_plan(spark, tmp_path):
+    preparer = PlanPreparer(spark)
+    batch(spark, 0).write.parquet(str(tmp_path / "in"))
+    files, persisted = spark.read.parquet(str(tmp_path / "in")), batch(spark, 0).persist()
+    prepared = preparer.prepare(files.schema, STEPS["columns and a filter"])
+    for frame in (files, persisted):
+        plan = preparer.bind(prepared, plan_of(frame))
+        assert preparer._kept.kept(plan) is None
+        assert rows_of(preparer.result(plan)) == rows_of(STEPS["columns and a filter"](frame))
+    joined = preparer.prepare(files.schema, lambda rows: rows.join(files.select("k").distinct(), "k", "left_semi"))
+    assert preparer._kept.kept(preparer.bind(joined, plan_of(batch(spark, 0)))) is None
+    persisted.unpersist()
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+
+
+@pytest.fixture
+def set_to(spark) -> Iterator[Callable[[str, str | None], None]]:
+    before: dict[str, str | None] = {}
+
+    def change(name: str, value: str | None) -> None:
+        before.setdefault(name, spark.conf.get(name, None))
+        spark.conf.set(name, value) if value is not None else spark.conf.unset(name)
+
+    yield change
+    for name, value in before.items():
+        spark.conf.set(name, value) if value is not None else spark.conf.unset(name)
+
+
+def test_a_changed_setting_holds_from_the_next_batch_on(spark, monkeypatch, set_to):
+    preparer, planned = PlanPreparer(spark), planned_plans(monkeypatch)
+    prepared = preparer.prepare(
+        batch(spark, 0).schema, lambda rows: rows.selectExpr("CAST(at AS STRING) AS s").repartition(2, "s")
+    )
+
+    def first() -> str:
+        rows = preparer._kept.kept(preparer.bind(prepared, plan_of(batch(spark, 0, rows=1))))
+        assert rows is not None
+        return rows.frame().first()[0]
+
+    assert first() == "1970-01-01 00:00:00"
+    assert len(planned) == 1
+    set_to("spark.sql.jsonGenerator.ignoreNullFields", "false")
+    first()
+    assert len(planned) == 2
+
+
+def test_settings_that_expressions_ask_for_reach_the_tasks_and_leave_the_thread(spark, set_to):
+    preparer, name = PlanPreparer(spark), "spark.sql.jsonGenerator.ignoreNullFields"
+    context = spark.sparkContext
+    prepared = preparer.prepare(
+        batch(spark, 0).schema,
+        lambda rows: rows.repartition(2, "k").selectExpr(
+            "to_json(named_struct('a', CAST(NULL AS INT), 'v', length(coalesce(k, 'x')))) AS j"
+        ),
+    )
+    context.setLocalProperty("spark.sql.of.another", "1")
+    for value, expected in ((None, '{"v":1}'), ("false", '{"a":null,"v":1}'), (None, '{"v":1}')):
+        set_to(name, value)
+        frame = preparer.checkpoint(preparer.bind(prepared, plan_of(batch(spark, 0))))
+        assert {row.j for row in frame.collect()} == {expected}
+        free_blocks(frame)
+        assert context.getLocalProperty(name) is None
+    assert context.getLocalProperty("spark.sql.of.another") == "1"
+    context.setLocalProperty("spark.sql.of.another", None)
+
+
+# ------------------------------------------------------------------------------------------------- a Spark without it
+
+
+def test_a_spark_without_a_class_plans_each_batch_and_says_so_once(spark, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(kept_rows.INTERNALS, "mapped", "org.apache.spark.rdd.NoSuchRDD")
+    monkeypatch.setattr(kept_plans, "_said", set())
+    assert missing_class(spark) == "org.apache.spark.rdd.NoSuchRDD"
+    before = persistent(spark)
+    with caplog.at_level(logging.WARNING, "penstock"):
+        rig = Rig(spark, updates(), SCHEMA, tmp_path, late_read=False)
+        for number in range(2):
+            assert rig.operator._deferred._queries.can_defer is False
+            rig.process_frame(batch(spark, 0))
+            assert len(rig.take()) == [4, 8][number]
+        KeptPlans(PlanBuilder(spark))
+    assert [record.args for record in caplog.records] == [("org.apache.spark.rdd.NoSuchRDD",)]
+    rig.operator.close()
+    assert persistent(spark) <= before
+
+
+def updates() -> WindowAggregate:
+    aggregates = (agg.sum("v").alias("v"), agg.max("d").alias("d"), agg.count().alias("n"))
+    window = tumbling("1 hour")
+    return WindowAggregate(
+        keys=(("k", "k"),), time="at", window=window, aggregates=aggregates, emission=EmitStrategy(updates=True)
+    )
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "planned for each batch"])
+def test_a_step_that_sends_changes_keeps_the_plans_of_its_layers_and_its_results(spark, tmp_path, monkeypatch, is_kept):
+    planned = planned_plans(monkeypatch)
+    if not is_kept:
+        monkeypatch.setattr(kept_plans, "is_keepable", lambda _plan: False)
+    rig, found = Rig(spark, updates(), SCHEMA, tmp_path, late_read=False), []
+    for number in range(4):
+        rig.process_frame(batch(spark, number))
+        found.append(rig.take())
+    shapes = len(planned)
+    rig.process_frame(batch(spark, 4))
+    found.append(rig.take())
+    assert len(planned) == shapes == 3, "a layer's, the first result's, and that of results over older layers"
+    known = rig.operator._preparer._kept._shapes.values()
+    assert {shape.plan is not None for shape in known} == {is_kept}
+    rig.operator.close()
+    counts = {row[0]: row[5] for row in found[-1] if row[-1] == "update_after"}
+    assert counts == dict.fromkeys(KEYS, 25)
+
+
+# ----------------------------------------------------------------------------------------------------- failed attempts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_rows_and_figures_are_the_same_though_the_first_attempt_of_each_task_fails():
+    found = {}
+    for words in ((), ("kept",), ("kept", "fails"), ("fails",)):
+        program = Path(__file__).with_name("retried_program.py")
+        path = os.pathsep.join([str(program.parent.parent), os.environ.get("PYTHONPATH", "")])
+        ran = subprocess.run(
+            [sys.executable, str(program), *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        )
+        found[words] = json.loads(ran.stdout.splitlines()[-1])
+    *expected, (kept, _) = found[()]
+    assert kept == 0
+    for words, (*told, (kept, shapes)) in found.items():
+        assert told == expected, words
+        assert kept == (shapes if "kept" in words else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_thousand_batches_leave_nothing_in_the_jvm(spark, tmp_path):
+    rig = Rig(spark, updates(), SCHEMA, tmp_path, late_read=False)
+    frames = [batch(spark, number, rows=5) for number in range(4)]
+    told = []
+    for number in range(1_000):
+        rig.process_frame(frames[number % 4])
+        rig.take()
+        rig.maintain()
+        if number in (199, 999):
+            gc.collect()
+            jvm: Any = spark._jvm
+            jvm.java.lang.System.gc()
+            loaded = jvm.java.lang.management.ManagementFactory.getClassLoadingMXBean().getLoadedClassCount()
+            told.append((len(persistent(spark)), compilations(spark), loaded))
+    rig.operator.close()
+    (blocks, compiled, loaded), (blocks_later, compiled_later, loaded_later) = told
+    assert (compiled_later, blocks_later <= blocks + 20) == (compiled, True)
+    assert loaded_later <= loaded + 200
