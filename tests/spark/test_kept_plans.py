@@ -5,6 +5,7 @@ What may not be kept is found in the analysed plan, and planned for each batch.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -30,7 +31,7 @@ from penstock.spark.kept_rows import missing_class
 from penstock.spark.plans import plan_kind
 from penstock.spark.prepared_plans import PlanPreparer
 from penstock.spark.sql import variable_literal
-from window_harness import Rig, counted, persistent
+from window_harness import Rig, compilations, counted, persistent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -325,3 +326,25 @@ def test_rows_and_figures_are_the_same_though_the_first_attempt_of_each_task_fai
     for words, (*told, (kept, shapes)) in found.items():
         assert told == expected, words
         assert kept == (shapes if "kept" in words else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_many_batches_leave_nothing_in_the_jvm(spark, tmp_path):
+    rig = Rig(spark, updates(), SCHEMA, tmp_path, late_read=False)
+    frames = [batch(spark, number, rows=5) for number in range(4)]
+    told = []
+    for number in range(300):
+        rig.process_frame(frames[number % 4])
+        rig.take()
+        rig.maintain()
+        if number in (99, 299):
+            gc.collect()
+            jvm: Any = spark._jvm
+            jvm.java.lang.System.gc()
+            loaded = jvm.java.lang.management.ManagementFactory.getClassLoadingMXBean().getLoadedClassCount()
+            told.append((len(persistent(spark)), compilations(spark), loaded))
+    rig.operator.close()
+    (blocks, compiled, loaded), (blocks_later, compiled_later, loaded_later) = told
+    assert (compiled_later, blocks_later <= blocks + 20) == (compiled, True)
+    assert loaded_later <= loaded + 200
