@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.checkpoint import export, log, recovery
+from penstock.checkpoint import export, log, received, recovery
 from penstock.checkpoint.recovery import MatchedSteps
-from penstock.job import start
+from penstock.job import received_rows, start
 from planted.bug import bug
-from simulation import mistakes
+from simulation import exports, mistakes
 
 RECOVERY = "core/test_recovery.py"
 
@@ -95,7 +95,7 @@ def _(put):
 
 @bug(
     "refusal-unfinished",
-    "a folder without export.json is said to hold none, whatever it has",
+    "a folder without export.json is said to hold nothing",
     core="core/test_import.py",
 )
 def _(put):
@@ -103,3 +103,73 @@ def _(put):
         return export.UnknownName(f"There is no exported checkpoint in {folder}")
 
     put(export, "_no_export", none)
+
+
+# ---- exports of received rows, and folders that are spoilt -----------------------------------------------------------
+
+IMPORT = "core/test_import.py"
+
+
+@bug("received-half", "an export lacks the newest block that is not read", core=IMPORT, receives=True)
+def _(put):
+    real = exports.received_files
+
+    def files(filesystem, manifest, log_id):
+        found = list(real(filesystem, manifest, log_id))
+        blocks = [path for path, _ in found if path.endswith(".block")]
+        return [(path, data) for path, data in found if path not in blocks[-1:]]
+
+    put(exports, "received_files", files)
+
+
+@bug("received-keyless", "an export holds no keys of requests", core=IMPORT, receives=True)
+def _(put):
+    real = exports.received_files
+    put(exports, "received_files", lambda *args: [found for found in real(*args) if not found[0].endswith(".keys")])
+
+
+@bug("received-shuffled", "an import gives blocks other numbers, in another order", core=IMPORT, receives=True)
+def _(put):
+    real = export.move_blocks
+
+    def move(snapshot, exported, **rest):
+        moved = real(snapshot, exported, **rest)
+        blocks = [path for _, path in moved.files if path.endswith(".block")]
+        others = dict(zip(blocks, reversed(blocks), strict=True))
+        return replace(moved, files=tuple((file, others.get(path, path)) for file, path in moved.files))
+
+    put(export, "move_blocks", move)
+
+
+@bug("received-left-over", "blocks of an import that came to nothing stay", core=IMPORT, receives=True)
+def _(put):
+    put(export, "_remove_left_over", lambda filesystem, history: None)
+
+
+@bug("received-beside", "rows of another log are brought beside rows of this one", core=IMPORT, receives=True)
+def _(put):
+    put(received_rows, "refuse_own_rows", lambda filesystem, sources: None)
+
+
+@bug("received-gap", "a block that is gone is passed over", core="core/test_received.py", receives=True)
+def _(put):
+    real = received.adopt
+
+    def adopt(generations, start, *, place):
+        try:
+            return real(generations, start, place=place)
+        except received.CheckpointUnreadable:
+            found = {received.BlockId(each.generation, number) for each in generations for number in each.numbers}
+            return tuple(sorted(block for block in found if start is None or block >= start))
+
+    put(received, "adopt", adopt)
+
+
+@bug("import-unchecked", "a file of a folder is brought as it is found", core=IMPORT)
+def _(put):
+    put(export, "read_checked", lambda filesystem, path, **_: filesystem.read(path) or b"")
+
+
+@bug("import-slower", "a log that was slower goes on with the files of another", core=IMPORT)
+def _(put):
+    put(export, "_claim", lambda exported, bring, log, pause: None)

@@ -8,6 +8,7 @@ from random import Random
 from penstock.checkpoint.policy import CheckpointConfig
 from penstock.settings import Settings
 from simulation.acts import Acts, Plan
+from simulation.branches import Branches
 from simulation.changes import MS, driver
 from simulation.ledger import Violation
 from simulation.mischief import Faults
@@ -160,6 +161,7 @@ class Scenario:
             faults.crashes = max(1, faults.crashes)
         self._acts = Acts(self.world, self.plan)
         self._mistakes = Mistakes(self.world, seed)
+        self._branches = Branches(self.world, seed)
         shape = self.world.pipeline.shape
         self._grows = not is_core and len(shape.sources) > 1 and chance.random() < 0.3
         if self._grows:  # the last source is added later
@@ -175,6 +177,7 @@ class Scenario:
                 if not world.step() and not self._begin_again():
                     break
                 self._mistakes.look()
+                self._branches.look()
                 if self._watch:
                     self._check_all()
             self._check()
