@@ -10,6 +10,7 @@ from planted import (  # noqa: F401
     of_functions,
     of_kinesis,
     of_letters,
+    of_mistakes,
     of_received,
     of_rewinds,
     of_state,

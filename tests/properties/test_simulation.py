@@ -29,6 +29,7 @@ from planted import (  # noqa: F401 - they register
     of_files,
     of_functions,
     of_letters,
+    of_mistakes,
     of_received,
     of_rewinds,
     of_the_breadth,
@@ -61,6 +62,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 OF_THE_PROTOCOL = ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync"]
 OF_OPERATORS = ["drain-never", "rename-state", "R7", "import-order"]
+OF_REFUSALS = ["refusal-condemned", "refusal-merged", "refusal-unlike", "refusal-left-over", "refusal-gap"]
 OF_LETTERS = ["letters-early", "letters-swept", "replay-unmarked", "replay-again"]
 
 
@@ -237,6 +239,7 @@ def test_a_bug_is_planted_where_something_is_and_taken_away_again(bug: str) -> N
         "S5",
         *OF_OPERATORS,
         *OF_LETTERS,
+        *OF_REFUSALS,
     ],
 )
 def test_a_planted_bug_is_found_within_a_few_seeds(bug: str) -> None:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.entries import Manifest
 from penstock.checkpoint.export import CLAIMED, EXPORT, decode_claimed, encode_export, make_export
+from penstock.checkpoint.exported_blocks import has_received, received_files
+from penstock.checkpoint.history import History
 from penstock.checkpoint.log import Log
 from penstock.elements import CheckpointKind
 from penstock.filesystem.base import Created
-from penstock.handles import CheckpointId
+from penstock.handles import CheckpointId, FileRef
 from simulation.entries import positions, replays_read, waiting
 from simulation.outside import rows_of
 
@@ -67,13 +69,12 @@ def export(world: World, checkpoint: int) -> bool:
     history = Log(world.disk, job="sim", new_id=world.new_id, pause=lambda _: None).read()
     if checkpoint not in history.restorable:
         return False
-    made = make_export(history, CheckpointId(checkpoint), at=world.wall(), version="sim")
-    files = {file.path: world.disk.durable(file.path) for file in made.files}
-    if None in files.values():
+    files = packed(world, history, CheckpointId(checkpoint))
+    if files is None:
         return False
-    data, place = encode_export(made), f"/exports/{world.steps}"
-    for path, content in {**files, EXPORT: data}.items():
-        world.disk.create(f"{place}/{path}", content or b"")
+    data, place = files[EXPORT], f"/exports/{world.steps}"
+    for path, content in files.items():
+        world.disk.create(f"{place}/{path}", content)
     facts = world.ledger.facts
     facts.exports[sha256(data).hexdigest()] = Taken(
         facts.read[checkpoint],
@@ -88,6 +89,22 @@ def export(world: World, checkpoint: int) -> bool:
     world.exported.append(place)
     world.tell(f"checkpoint {checkpoint} is exported to {place}")
     return True
+
+
+def packed(world: World, history: History, checkpoint: CheckpointId) -> dict[str, bytes] | None:
+    """The files of an export as ``admin.export`` copies them; ``None`` if one of them is not durable."""
+    manifest, received, blocks = history.restorable[checkpoint], None, {}
+    if any(has_received(task) for task in manifest.tasks):
+        blocks = dict(received_files(world.disk, manifest, history.log_id))
+        received = tuple(
+            FileRef(path=path, length=len(data), sha256=sha256(data).hexdigest()) for path, data in blocks.items()
+        )
+    made = make_export(history, checkpoint, at=world.wall(), version="sim", received=received)
+    files = {file.path: world.disk.durable(file.path) for file in made.manifest.state_files}
+    if None in files.values():
+        return None
+    found: dict[str, Any] = {**files, **blocks, EXPORT: encode_export(made)}
+    return found
 
 
 def holds(world: World, manifest: Manifest) -> tuple[object, ...]:

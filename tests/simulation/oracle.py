@@ -37,7 +37,7 @@ def check_liveness(world: World, *, durable_only: bool) -> None:
 
 def _check(world: World, *, durable_only: bool, brings: StartOptions | None = None) -> None:
     world.count("oracle")
-    fresh = _copy(world, durable_only=durable_only)
+    fresh = copy_of(world, Random(world.chance.getrandbits(32)), durable_only=durable_only)
     try:
         if fresh.disk.rotten:
             _go_past(fresh)
@@ -103,8 +103,9 @@ def left_behind(world: World, *, durable_only: bool) -> int:
     return hash((files, remembered, world.ledger.facts.verdicts(), wanted))
 
 
-def _copy(world: World, *, durable_only: bool) -> World:
-    fresh = type(world).plain(world, Random(world.chance.getrandbits(32)), Faults(), world.ledger.facts.copy())
+def copy_of(world: World, chance: Random, *, durable_only: bool) -> World:
+    """A world without mischief in which all processes are dead, and what is in flight never lands."""
+    fresh = type(world).plain(world, chance, Faults(), world.ledger.facts.copy())
     fresh.coordinator = CheckpointConfig(interval=50_000, retry_pause=1_000, commit_backoff=1_000)
     fresh.disk = world.disk.copy_for(fresh, durable_only=durable_only)
     fresh.disk.mend(missing_only=True)

@@ -24,6 +24,7 @@ from penstock.graph.nodes import Write
 from penstock.handles import Generation
 from penstock.interfaces.source import Until
 from penstock.job.failures import to_penstock_error
+from penstock.job.received_rows import refuse_rows_beside_import
 from penstock.job.start import StartOptions
 from penstock.job.wiring import AttemptBuilder, JobEnvironment
 from penstock.runtime.executors import AttemptParts
@@ -237,12 +238,9 @@ class Driver(Process):
 
     def _recover(self, owned: OwnedLog) -> Recovery:
         world = self.world
-        recovery = decide_recovery(
-            owned.history,
-            self.pipeline.steps,
-            at=world.wall(),
-            **self._beginnings.resolved(owned, self._number, drops_state=self._drops_state),
-        )
+        wanted = self._beginnings.resolved(owned, self._number, drops_state=self._drops_state)
+        recovery = decide_recovery(owned.history, self.pipeline.steps, at=world.wall(), **wanted)
+        refuse_rows_beside_import(world.disk, owned.history, recovery, wanted["rename"])
         self._edge, self._measured = FakeEdge(self), Counter()
         execute_recovery(
             recovery,

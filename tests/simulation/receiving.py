@@ -7,12 +7,13 @@ end, and one that is in the log twice comes out of order.
 
 from __future__ import annotations
 
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.clock import MonotonicTime
-from penstock.errors import PenstockError, SourceUnavailable
+from penstock.errors import CheckpointUnreadable, PenstockError, SourceUnavailable
 from penstock.handles import RECEIVED, BlockId, CheckpointId, KeyLimits, Position, RequestKey
 from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, Until
 from simulation.sources import IntReader, IntSource, next_row
@@ -22,6 +23,20 @@ MERGE_AT = 2
 """So many blocks become one file here."""
 WAIT = 20_000
 """Microseconds between two looks for new blocks."""
+
+
+def block_of(row: int) -> bytes:
+    """The bytes of a block with this row; like those of the product they have a checksum."""
+    return f"{row} {zlib.crc32(str(row).encode())}\n".encode()
+
+
+def row_of(data: bytes, place: str) -> int:
+    """The row in a block, whatever comes after it."""
+    row, _, checksum = data.partition(b"\n")[0].partition(b" ")
+    if not row.isdigit() or data[: len(block_of(int(row)))] != block_of(int(row)):
+        msg = f"{place} is damaged: {checksum!r} is not the checksum of {row!r}"
+        raise CheckpointUnreadable(msg)
+    return int(row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +87,7 @@ class ReceivingReader(IntReader):
         try:
             if not self._is_closed and row < self._source.total:
                 if self._blocks.find_key(key.key, 0) is None:
-                    self._to_read.append(self._blocks.write(str(row).encode(), [key]))
+                    self._to_read.append(self._blocks.write(block_of(row), [key]))
                     self._blocks.check()
                 world.touches("commit", f"client {number}")
                 world.outside.acknowledged[number] = max(world.outside.acknowledged.get(number, 0), row + 1)
@@ -122,7 +137,11 @@ class ReceivingReader(IntReader):
 
     def _read_one(self) -> None:
         block = self._to_read.pop(0)
-        row = int(self._blocks.read(block))
+        data, place = self._blocks.read(block), self._blocks.place(block)
+        row = row_of(data, place)
+        if data != block_of(row):
+            msg = f"{place} is damaged: something comes after its row"
+            raise CheckpointUnreadable(msg)
         if row != self._at:
             what = "is repeated" if row < self._at else f"comes, and row {self._at} is lost"
             self._source.world.ledger.violated("G5", f"row {row} of source{self._source.number} {what}")
@@ -132,7 +151,7 @@ class ReceivingReader(IntReader):
         self._takes_no_more = True
 
     def position(self) -> Position:
-        found = self._blocks.position(self._next)
+        found = self._blocks.position(self._next, tick=self._at)  # an import keeps no more than the product's own
         return replace(found, detail={**found.detail, **super().position().detail})
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:

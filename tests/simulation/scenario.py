@@ -8,9 +8,11 @@ from random import Random
 from penstock.checkpoint.policy import CheckpointConfig
 from penstock.settings import Settings
 from simulation.acts import Acts, Plan
+from simulation.branches import Branches
 from simulation.changes import MS, driver
 from simulation.ledger import Violation
 from simulation.mischief import Faults
+from simulation.mistakes import Mistakes
 from simulation.oracle import check_liveness, left_behind, undrained
 from simulation.shapes import Shape
 from simulation.tools import Tool, rewind_tool
@@ -158,6 +160,8 @@ class Scenario:
             self.world.slow = frozenset({f"source{chance.choice((0, 1))}"})
             faults.crashes = max(1, faults.crashes)
         self._acts = Acts(self.world, self.plan)
+        self._mistakes = Mistakes(self.world, seed)
+        self._branches = Branches(self.world, seed)
         shape = self.world.pipeline.shape
         self._grows = not is_core and len(shape.sources) > 1 and chance.random() < 0.3
         if self._grows:  # the last source is added later
@@ -172,6 +176,8 @@ class Scenario:
                     self._act()
                 if not world.step() and not self._begin_again():
                     break
+                self._mistakes.look()
+                self._branches.look()
                 if self._watch:
                     self._check_all()
             self._check()

@@ -39,7 +39,7 @@ class IntSource:
 def next_row(position: Position) -> int:
     """The row that a position is in front of."""
     detail: Any = position.detail
-    return int(detail["next"])
+    return int(detail["next"] if "next" in detail else detail["tick"])
 
 
 class IntReader:

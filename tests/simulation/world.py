@@ -102,6 +102,10 @@ class World(Mischief):
         """Folders with exported checkpoints."""
         self.importing: StartOptions | None = None
         """How somebody wants the job to begin, and it has not yet."""
+        self.refusals: tuple[type[PenstockError], ...] = ()
+        """What a job may end with, since somebody has done what it must refuse."""
+        self.open_folder: Callable[[str], Folder] | None = None
+        """How exported folders are opened, if not as they are."""
         self._time = 1_000_000
         self._names = 0
 
@@ -144,6 +148,8 @@ class World(Mischief):
             return
         if isinstance(outcome, GraphError) or outcome.retry or process.may_refuse or isinstance(outcome, JobIsRunning):
             return
+        if isinstance(outcome, self.refusals):
+            return
         if self.expired and isinstance(outcome, SinkIdentityConflict):
             return  # something was open, and nobody can say whether it was published
         if self.is_strange and isinstance(outcome, CheckpointUnreadable | LogGap) and "log/" in str(outcome):
@@ -167,7 +173,7 @@ class World(Mischief):
 
     def folder(self, place: str) -> Any:
         """What is in an exported folder."""
-        return Folder(self.disk, place)
+        return Folder(self.disk, place) if self.open_folder is None else self.open_folder(place)
 
     def pace(self, source: int, at: int) -> tuple[int, int]:
         """How many rows a source has now behind those that were read, or else when to ask again."""
