@@ -118,13 +118,13 @@ def test_snapshots_hold_what_was_named_at_the_barrier() -> None:
     assert part.calls == [("snapshot", 1), ("prepare", 1)]
 
 
-def test_a_step_passes_everything_else_to_its_operator_and_a_sink_has_no_use_for_it() -> None:
+def test_a_step_passes_everything_else_to_its_operator_and_a_sink_a_checkpoint_that_is_in_the_log() -> None:
     part, output = Everything(), output_to(Channel())
     works = (UnionLogic("u"), OperatorLogic("o", part), SinkLogic("w", part))  # type: ignore[arg-type]
     for work in works:
         work.advance(EventTime(7), output=output)
         work.completed(CheckpointId(2))
-    assert part.calls == [("advance", 7), ("completed", 2)]
+    assert part.calls == [("advance", 7), ("completed", 2), ("completed", 2)], "the operator's, and the writer's"
     due = [work.maintain() for work in works]
     assert due[0] is due[2] is None
     assert due[1] is not None
@@ -133,7 +133,7 @@ def test_a_step_passes_everything_else_to_its_operator_and_a_sink_has_no_use_for
     assert works[1].maintain() is None
     for work in works:
         work.close()
-    assert part.calls[2:] == ["compacted", "closed", "closed"]
+    assert part.calls[3:] == ["compacted", "closed", "closed"]
 
 
 def test_a_side_branch_whose_measure_is_gone_or_lost_is_not_taken_for_empty() -> None:
