@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.checkpoint import export, log, received, recovery
+from penstock.checkpoint import export, exported_blocks, log, received, recovery
 from penstock.checkpoint.recovery import MatchedSteps
 from penstock.job import received_rows, start
 from planted.bug import bug
@@ -163,6 +163,16 @@ def _(put):
             return tuple(sorted(block for block in found if start is None or block >= start))
 
     put(received, "adopt", adopt)
+
+
+@bug("received-not-missed", "an export does not say that a block is gone", core=IMPORT, receives=True)
+def _(put):
+    put(exported_blocks, "missing", lambda found, low: ())
+
+
+@bug("received-of-another-log", "a position in blocks of another log is taken for one here", core=IMPORT, receives=True)
+def _(put):
+    put(received.ReceivedBlocks, "_resumed", lambda self, resume: received.ReceivedPosition.decode(resume))
 
 
 @bug("import-unchecked", "a file of a folder is brought as it is found", core=IMPORT)

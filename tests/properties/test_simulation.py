@@ -53,6 +53,9 @@ EARLY_SEEDS = ((1, 101), (101, 301))
 LATER = ("rename", "drained", "import", "import elsewhere", "begun with a folder", "oracle of an import")
 """What operators learned after the rest."""
 
+REFUSED = ("mistake StateIncompatible", "mistake UnknownName", "harm LogGap", "branch slower")
+"""What operators get wrong, and what becomes of files."""
+
 WITH_LETTERS = ("replay", "replay in a checkpoint", "letters undone", "letters dropped", "letters kept")
 """What becomes of dead letters."""
 
@@ -63,6 +66,7 @@ TESTS = Path(__file__).resolve().parents[1]
 OF_THE_PROTOCOL = ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync"]
 OF_OPERATORS = ["drain-never", "rename-state", "R7", "import-order"]
 OF_REFUSALS = ["refusal-condemned", "refusal-merged", "refusal-unlike", "refusal-left-over", "refusal-gap"]
+OF_EXPORTED_ROWS = ["received-half", "received-shuffled", "received-not-missed"]
 OF_LETTERS = ["letters-early", "letters-swept", "replay-unmarked", "replay-again"]
 
 
@@ -100,11 +104,14 @@ def test_no_early_story_of_received_rows_loses_or_repeats_one() -> None:
 @pytest.mark.slow
 def test_no_story_of_received_rows_loses_or_repeats_one() -> None:
     seen = run_those_that_receive(31, 601)
-    for name in ("acknowledged", "zombie", "rewind", "power cut", "pin", "fault late", "fault lost", "merged"):
+    always = ("acknowledged", "zombie", "rewind", "power cut", "pin", "fault late", "fault lost", "merged")
+    for name in (*always, "branch elsewhere", "branch without", "branch rot CheckpointUnreadable"):
         assert seen[name] > 20, f"hardly any story has a {name}"
 
 
-@pytest.mark.parametrize("bug", ["G5-unsealed", "G5-no-folder-no-seal", "G5-keys-of-blocks-forgotten"])
+@pytest.mark.parametrize(
+    "bug", ["G5-unsealed", "G5-no-folder-no-seal", "G5-keys-of-blocks-forgotten", *OF_EXPORTED_ROWS]
+)
 def test_a_planted_bug_of_received_rows_is_found_within_a_few_stories(bug: str) -> None:
     with planted(bug), pytest.raises(Violation):
         run_those_that_receive(1, 61)
@@ -136,7 +143,7 @@ def test_no_seed_breaks_an_invariant() -> None:
     assert seen["at least once: repeated"] > 20, "at-least-once repeats rows after a crash, or nothing was tested"
     assert seen["exact: oracle at every step"] > 5_000, "the liveness oracle was hardly asked after every step"
     always = ("zombie", "rewind", "power cut", "deploy", "go past", "new source", "again TaskAcknowledged")
-    for name in (*always, *LATER, *WITH_LETTERS):
+    for name in (*always, *LATER, *REFUSED, *WITH_LETTERS):
         assert seen[f"exact: {name}"] > 20, f"hardly any story has a {name}"
 
 

@@ -7,12 +7,15 @@ that a source was given, files rot, a folder is spoilt, or another log is faster
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Manifest
-from penstock.checkpoint.export import CLAIMED, EXPORT, Claimed, encode_claimed
+from penstock.checkpoint.export import CLAIMED, EXPORT, Claimed, decode_export, encode_claimed, encode_export
 from penstock.checkpoint.log import Log
 from penstock.checkpoint.received import SEAL
 from penstock.errors import CheckpointUnreadable, PenstockError, StateDirectoryRefused, StateIncompatible
@@ -51,9 +54,15 @@ class Branches:
             return
         self._left -= 1
         fresh = copy_of(world, self._chance, durable_only=False)
-        acts: list[Callable[[World], None]] = [self._spoil, self._be_slower]
+        acts: list[Callable[[World], None]] = [self._spoil, self._be_slower, self._swap_source]
         if world.terms.shape.receives:
-            acts = [self._begin_elsewhere] * 3 + [self._begin_beside, self._rot, self._rot, self._spoil]
+            acts = [
+                *[self._begin_elsewhere] * 3,
+                *[self._rot] * 2,
+                self._begin_beside,
+                self._begin_without,
+                self._spoil,
+            ]
         try:
             self._chance.choice(acts)(fresh)
         except AssertionError as violation:
@@ -133,10 +142,58 @@ class Branches:
         self._world.count("branch beside")
         self._judge_end(fresh, is_swept=False)
 
+    def _begin_without(self, fresh: World) -> None:
+        """An older version has made the export, without the rows that are not read: no job begins with it."""
+        place, _ = self._export(fresh)
+        if place is None:
+            return
+        self._wipe(fresh)
+        path, facts = f"{place}/{EXPORT}", fresh.ledger.facts
+        before = fresh.disk.files[path]
+        data = encode_export(replace(decode_export(before, path), received=None))
+        fresh.disk.corrupt(path, data)
+        facts.exports[sha256(data).hexdigest()] = facts.exports[sha256(before).hexdigest()]
+        fresh.refusals, published = (StateIncompatible,), deepcopy(facts.published)
+        driver = self._run(fresh, StartOptions(folder=place))
+        if not isinstance(driver.outcome, StateIncompatible) or facts.published != published:
+            fresh.ledger.violated("import", f"without the rows that are not read a job ends with {driver.outcome!r}")
+        self._world.count("branch without")
+
+    def _swap_source(self, fresh: World) -> None:
+        """A source that is given its rows has the uid of one that reads them: refused, and the old one goes on."""
+        shape = fresh.pipeline.shape
+        if 0 not in positions(fresh.ledger.facts.manifests[fresh.restorable_now()[-1]]) or shape.letters:
+            return
+        fresh.deploy(replace(shape, receives=True))
+        fresh.refusals = (StateIncompatible,)
+        driver = self._run(fresh)
+        if not isinstance(driver.outcome, StateIncompatible):
+            fresh.ledger.violated(
+                "refusal", f"a source of another kind goes on, and the job ends with {driver.outcome!r}"
+            )
+        fresh.refusals = ()
+        fresh.deploy(shape)
+        self._run(fresh)
+        self._world.count("branch swapped")
+        self._judge_end(fresh)
+
     def _export(self, fresh: World) -> tuple[str | None, int]:
         """A folder with any checkpoint, and the number of rows that are known in it; judged."""
         id = self._chance.choice(fresh.restorable_now())
-        if not export(fresh, id):
+        gone, files = "", [path for path in fresh.disk.files if path.startswith("wal/")]
+        later = [path for path in sorted(files) if _has_later(path, files)]
+        if later and self._chance.random() < 0.4:
+            gone = self._chance.choice(later)
+            data = fresh.disk.files[gone]
+            fresh.disk.remove(gone)
+        try:
+            is_made = export(fresh, id)
+        except CheckpointUnreadable as error:
+            if not gone or gone not in str(error):
+                fresh.ledger.violated("export", f"'{gone}' is gone, and an export says {error}")
+            self._world.count("branch export refused")
+            is_made = export(fresh, id) if gone and not fresh.disk.corrupt(gone, data) else False
+        if not is_made:
             return None, 0
         place = fresh.exported[-1]
         found = []
@@ -157,7 +214,8 @@ class Branches:
         files = sorted(path for path, data in fresh.disk.files.items() if path.startswith("wal/") and data != SEAL)
         if not files:
             return
-        path = chance.choice(files[-6:])
+        merged = [path for path in files if paths.merged_ids(path) is not None]
+        path = chance.choice(merged if merged and chance.random() < 0.5 else files[-6:])
         data = fresh.disk.files[path]
         has_later = _has_later(path, files)
         if has_later and chance.random() < 0.4:

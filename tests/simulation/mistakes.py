@@ -120,16 +120,21 @@ class Desk:
     def _rename(self, history: History) -> None:
         """A start with renames by chance: done only where one step has become another of the same kind."""
         chance, target = self._chance, history.restore_point
-        declared = [step.uid for step in self._world.pipeline.steps]
+        steps = list(self._world.pipeline.steps)
+        if chance.random() < 0.8:  # a new version of the pipeline, in which some step has another uid
+            at = chance.randrange(len(steps))
+            steps[at] = replace(steps[at], uid="another")
+        declared = [step.uid for step in steps]
         recorded = [step.uid for step in target.steps] if target is not None else []
         gone = [uid for uid in recorded if uid not in declared] or recorded
-        olds, news = [*gone, *gone, *recorded, *declared, "nobody"], [*declared, *declared, "nobody", "no uid!"]
+        olds = [*gone * 4, *recorded, *declared, "nobody"]
+        news = [*declared, *[uid for uid in declared if uid not in recorded] * 4, "nobody", "no uid!"]
         words = {chance.choice(olds): chance.choice(news) for _ in range(chance.choice((1, 1, 1, 2)))}
         fresh = chance.random() < 0.1
-        must_be = self._why_not(words, target, fresh=fresh)
+        must_be = self._why_not(words, target, steps, fresh=fresh)
         found = self._answer(
             f"rename {words}",
-            lambda: self._renamed(history, words, fresh=fresh),
+            lambda: self._renamed(history, steps, words, fresh=fresh),
             must_be=(GraphError, SettingsError, UnknownName, StateIncompatible) if must_be else None,
         )
         if found is None or target is None:
@@ -139,15 +144,19 @@ class Desk:
             if old in known and found.snapshots.get(new) != replace(known[old], task=new):
                 self._violated(f"'{old}' is now '{new}', which restores {found.snapshots.get(new)}, not {known[old]}")
 
-    def _renamed(self, history: History, words: Mapping[str, str], *, fresh: bool) -> Recovery:
+    def _renamed(
+        self, history: History, steps: Sequence[StepRecord], words: Mapping[str, str], *, fresh: bool
+    ) -> Recovery:
         start = parse_start_options(
             fresh=fresh, restore_from=None, claim=False, discard_unpublished=False, rename=words
         )
-        return self._decide(history, rename=start.rename, allow_non_restored_state=True)
+        return self._decide(history, steps=steps, rename=start.rename, allow_non_restored_state=True)
 
-    def _why_not(self, words: Mapping[str, str], target: Manifest | None, *, fresh: bool) -> str:
+    def _why_not(
+        self, words: Mapping[str, str], target: Manifest | None, steps: Sequence[StepRecord], *, fresh: bool
+    ) -> str:
         """Why these renames cannot be, as the judge sees it; empty if they can."""
-        declared = {step.uid: step for step in self._world.pipeline.steps}
+        declared = {step.uid: step for step in steps}
         recorded = {step.uid: step for step in target.steps} if target is not None else {}
         if fresh or len(set(words.values())) < len(words):
             return "contradiction"

@@ -86,6 +86,8 @@ class ReceivingReader(IntReader):
         key = RequestKey(f"{number}-{row}", "", 1, 0, 0)
         try:
             if not self._is_closed and row < self._source.total:
+                if not self._blocks.has_room_for_key(0, 0):
+                    world.ledger.violated("G5", f"row {row} is refused for want of room, of {KEYS.most} keys")
                 if self._blocks.find_key(key.key, 0) is None:
                     self._to_read.append(self._blocks.write(block_of(row), [key]))
                     self._blocks.check()
