@@ -81,7 +81,8 @@ def test_a_keyed_batch_runs_one_job_and_one_more_when_it_fires(spark: SparkSessi
         assert jobs.of("counting") == number, "one job a batch, firing or not"
         assert jobs.of("keyed-out") == fired, "one job for each firing, none else"
     assert compilations(spark) == compiled, "nothing is compiled after warm-up, firing included"
-    assert len(persistent(spark) - before) <= 8, "a stack has at most 8 layers"
+    # What the sink got stays in blocks until its checkpoint.
+    assert len(persistent(spark) - before) <= 8 + fired, "a stack has at most 8 layers"
     assert job.stop()
     assert persistent(spark) <= before, "every block is freed by hand"
 
