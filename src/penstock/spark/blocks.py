@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
-from penstock.errors import LayerMissing
+from penstock.errors import LayerMissing, PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -159,19 +159,24 @@ def unpersist(frame: DataFrame) -> None:
         frame.unpersist()
 
 
-@contextmanager
-def explain_lost_blocks(uid: str) -> Iterator[None]:
+def explain_lost_blocks(uid: str) -> AbstractContextManager[None]:
     """Turn the loss of a cached block in this context into an error that restarts the job from durable layers.
 
     Raises:
         LayerMissing: a job inside failed because a block is lost.
     """
+    msg = "A cached block of the state is lost, perhaps with an executor. The job restarts from durable layers."
+    return lost_blocks_as(LayerMissing(msg, uid=uid))
+
+
+@contextmanager
+def lost_blocks_as(explanation: PenstockError) -> Iterator[None]:
+    """Raise an error in place of that of a job inside which failed because a cached block is lost."""
     try:
         yield
     except Exception as error:
         if is_lost_block(error):
-            msg = "A cached block of the state is lost, perhaps with an executor. The job restarts from durable layers."
-            raise LayerMissing(msg, uid=uid) from error
+            raise explanation from error
         raise
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,14 @@ from penstock.spark.blocks import (
     JavaObject,
     frame_of_plan,
     free_rows,
-    is_lost_block,
     java_frame,
     logical_plan,
+    lost_blocks_as,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -106,19 +106,13 @@ def _block_manager(context: Any) -> JavaObject:
     return field.get(context._jsc.sc().env())  # noqa: SLF001
 
 
-@contextmanager
-def explain_lost_output(uid: str) -> Iterator[None]:
+def explain_lost_output(uid: str) -> AbstractContextManager[None]:
     """Turn the loss of a block in this context into an error that restarts the job from its checkpoint.
 
     Raises:
         KeptOutputLost: a job inside failed because a block is lost.
     """
-    try:
-        yield
-    except Exception as error:
-        if is_lost_block(error):
-            raise _lost(uid) from error
-        raise
+    return lost_blocks_as(_lost(uid))
 
 
 def _lost(uid: str) -> KeptOutputLost:

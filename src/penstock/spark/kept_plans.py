@@ -34,8 +34,8 @@ from penstock.spark.plans import MAX_REPLACEMENTS, plan_kind, scala_items
 log: Final = logging.getLogger("penstock")
 
 # A batch's plan differs from the last one's in its rows and its numbers alone. So Spark's physical plan of a shape is
-# made once, with the rows of the first batch and placeholders for numbers, and each batch gets a copy with other leaves
-# and numbers. A copy has tasks, shuffles and figures of its own, and generates the same code, so nothing is compiled.
+# made once, with empty leaves and placeholders for numbers, and each batch gets a copy with its own leaves and numbers.
+# A copy has tasks, shuffles and figures of its own, and generates the same code, so nothing is compiled.
 #
 # What depends on more than its rows is planned for each batch (``keepable``), and so is everything where this Spark
 # lacks a class: see ``missing_class``.

@@ -104,14 +104,9 @@ def _copying_function(spark: SparkSession) -> JavaObject:
     """Spark's own function of a task that copies rows: an iterator may give the same row object again and again."""
     kept = java_frame(spark.range(1).localCheckpoint(eager=False)).logicalPlan().rdd()
     kept.unpersist(False)
-    return function_of(kept)
-
-
-def function_of(rdd: JavaObject) -> JavaObject:
-    """The function of a ``MapPartitionsRDD``: what its tasks make of the rows of its parent."""
-    field = rdd.getClass().getDeclaredField("f")
+    field = kept.getClass().getDeclaredField("f")
     field.setAccessible(True)
-    return field.get(rdd)
+    return field.get(kept)
 
 
 # ---- rows that Spark has planned -------------------------------------------------------------------------------------
@@ -164,7 +159,6 @@ class KeptRows:
             (rows.rdd, classes.copy, False, False, False, *tags),
         )
         self._rdd.localCheckpoint()
-        self._spark = classes.spark
         self._classes = classes
         leaf = classes.leaves.make(rows.columns, self._rdd, rows.partitioning)
         self.frame: DataFrame = frame_of_plan(leaf.newInstance(), classes.spark)
