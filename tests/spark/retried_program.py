@@ -22,7 +22,7 @@ from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
 from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.spark import kept_plans
-from penstock.spark.bound_plans import plan_of
+from penstock.spark.bound_plans import note_sent, plan_of
 from window_harness import Rig
 
 SECOND = 1_000_000
@@ -50,8 +50,8 @@ def given(number: int) -> list[dict[str, object]]:
     ]
 
 
-def main(*, is_kept: bool, fails: bool) -> None:
-    """Run four batches and print what came."""
+def main(*, is_kept: bool, fails: bool, is_sent: bool) -> None:
+    """Run four batches and print what came; with ``is_sent`` tasks keep their own rows, and fail after that."""
     builder = SparkSession.builder.master("local[2,4]").appName("retried")
     settings = {
         "spark.ui.enabled": "false",
@@ -79,11 +79,14 @@ def main(*, is_kept: bool, fails: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rig = Rig(spark, step, SCHEMA, Path(folder), late_read=False)
         preparer = rig.operator._preparer
-        below = preparer.prepare(rig.input, failing if fails else lambda rows: rows)
+        below = preparer.prepare(rig.input, failing if fails and not is_sent else lambda rows: rows)
         for number in range(4):
             if number == 2:
                 rig.advance(10 * SECOND)
-            frame = rig.operator._queries.frame(preparer.bind(below, plan_of(rig.frame(given(number)))))
+            rows = rig.frame(given(number))
+            if is_sent:
+                note_sent(rows, 50)
+            frame = rig.operator._queries.frame(preparer.bind(below, plan_of(rows)))
             batch = Batch(frame=frame, sequence=number)
             deferred = rig.operator.process(batch, source=0, watermark=rig.watermark, emit=rig._emit)
             found.append(sorted(map(repr, results(rig, fails=fails))))
@@ -94,6 +97,8 @@ def main(*, is_kept: bool, fails: bool) -> None:
         found.append(rig.counts)
         known = preparer._kept._shapes.values()
         found.append([sum(shape.plan is not None for shape in known), len(known)])
+        in_one_stage = [shape for shape in known if shape.plan is not None and shape.plan._own is not None]
+        assert len(in_one_stage) == (is_kept and is_sent)
     sys.stdout.write(json.dumps(found) + "\n")
     spark.stop()
 
@@ -109,4 +114,4 @@ def results(rig: Rig, *, fails: bool) -> list[tuple[object, ...]]:
 
 
 if __name__ == "__main__":
-    main(is_kept="kept" in sys.argv, fails="fails" in sys.argv)
+    main(is_kept="kept" in sys.argv, fails="fails" in sys.argv, is_sent="sent" in sys.argv)

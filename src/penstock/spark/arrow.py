@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.spark.blocks import JavaObject, scala_object
+from penstock.spark.bound_plans import note_sent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +85,9 @@ class ArrowSender:
             if self._may_have_factory:
                 self._factory = factory_of(self._spark, made)
                 self._may_have_factory = self._factory is not None
-        return cast("DataFrame", ClassicFrame(made, self._spark))
+        frame = cast("DataFrame", ClassicFrame(made, self._spark))
+        note_sent(frame, sum(batch.num_rows for batch in batches))
+        return frame
 
     def _sent(self, batches: Sequence[pa.RecordBatch]) -> JavaObject:
         """An iterator over the batches in the JVM."""

@@ -71,6 +71,9 @@ class InputRows:
     is_cached: bool = False
     """Whether Spark keeps the frame's rows once a job has read them (``persist``)."""
 
+    sent: int | None = None
+    """How many rows there are, if the driver sends them to the tasks; ``None`` if tasks read them."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundRows:
@@ -134,6 +137,11 @@ def plan_of(frame: DataFrame) -> BoundPlan:
         return InputRows(logical_plan(frame), is_cached=True)
     bound: BoundPlan | None = vars(frame).get(_BOUND)
     return bound if bound is not None else InputRows(logical_plan(frame))
+
+
+def note_sent(frame: DataFrame, rows: int) -> None:
+    """Note that the driver sends the rows of a frame to its tasks, and how many there are."""
+    setattr(frame, _BOUND, InputRows(logical_plan(frame), sent=rows))
 
 
 def output_type(plan: BoundPlan) -> JavaObject:

@@ -76,6 +76,8 @@ _EXPRESSIONS: Final = frozenset(
     Year YearOfWeek ZeroIfNull ZipWith
     """.split()  # noqa: SIM905 - a list of this length, one a line, is no easier to read
 )
+_OF_THE_TASK: Final = frozenset({"PythonUDF", "SparkPartitionID"})
+"""Expressions that may give one task another value than another; what a function of Python does is not known."""
 _LOGICAL: Final = frozenset(
     {
         "Aggregate",
@@ -153,6 +155,12 @@ def json_of(plan: JavaObject) -> str | None:
 def is_keepable(text: str) -> bool:
     """Whether an analysed plan, as JSON, may be planned once for many batches."""
     return _TIME_OF_DAY not in text and all(map(_is_allowed, _trees(json.loads(text))))
+
+
+def is_row_wise(text: str) -> bool:
+    """Whether what a plan, as JSON, computes of a row depends on that row alone, in whatever task."""
+    nodes = [node for tree in _trees(json.loads(text)) for node in tree]
+    return all(_is_allowed_node(node) and _name(node) not in _OF_THE_TASK for node in nodes)
 
 
 def is_keepable_physical(plan: JavaObject) -> bool:

@@ -28,8 +28,10 @@ from penstock.spark.bound_plans import (
     parts_of,
 )
 from penstock.spark.keepable import array_literals, is_keepable, is_keepable_physical, json_of
+from penstock.spark.kept_functions import METRICS, KeptFunctions, functions_of
 from penstock.spark.kept_rows import PlannedRows, SparkClasses, missing_class
 from penstock.spark.plans import MAX_REPLACEMENTS, plan_kind, scala_items
+from penstock.spark.row_owners import OwnRows, Placement, RowOwners, exchange_of
 
 log: Final = logging.getLogger("penstock")
 
@@ -48,7 +50,6 @@ _PLACEHOLDERS: Final = range(FIRST_PLACEHOLDER + MAX_NUMBERS, FIRST_PLACEHOLDER 
 _PLACEHOLDER: Final = re.compile(rf"(?<!\d){str(FIRST_PLACEHOLDER)[:-4]}\d{{4}}(?!\d)")
 _KNOWN_PARTITIONING: Final = re.compile(r"SinglePartition\$?|hashpartitioning\([\w#, ]+, \d+\)")
 _EXPRESSION_ID: Final = re.compile(r"#\d+L?")
-_METRICS: Final = "CollectMetricsExec"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,16 @@ class _Scan:
     arguments: tuple[JavaObject, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    """A plan with its numbers; once it is asked for again, the functions of its tasks, if they can be taken."""
+
+    numbers: tuple[int, ...]
+    plan: JavaObject
+    is_repeated: bool = False
+    functions: KeptFunctions | None = None
+
+
 class KeptPlan:
     """A physical plan, to be copied for each batch.
 
@@ -69,7 +80,9 @@ class KeptPlan:
         plan: the physical plan, with placeholders.
         scans: its leaves.
         arrays: the literals that have placeholders.
-        figures: where in the plan the observed parts are, in the order of ``parts_of``; ``None`` if it is not there.
+        labels: of the observed parts, in the order of ``parts_of``.
+        partitioning: of its rows.
+        own: gives each task its own rows, if the plan has lost its exchange.
     """
 
     def __init__(
@@ -79,51 +92,91 @@ class KeptPlan:
         plan: JavaObject,
         scans: Sequence[_Scan],
         arrays: Sequence[tuple[int, ...]],
-        figures: Sequence[int | None],
+        labels: Sequence[str],
+        partitioning: JavaObject,
+        own: OwnRows | None,
     ) -> None:
         self._classes = classes
         self._replacement = replacement
         self._plan = plan
         self._scans = scans
         self._arrays = [(classes.constant_array(values), values) for values in arrays]
-        self._figures = figures
-        self._columns, self._partitioning = classes.leaves.nullable(plan.output(), _one_partitioning(plan))
-        self._last_numbers: tuple[tuple[int, ...], JavaObject] | None = None
+        self._labels = labels
+        self._own = own
+        self._columns, self._partitioning = classes.leaves.nullable(plan.output(), partitioning)
+        self._figures = _metrics_of(plan, labels)
+        self._last: _Numbered | None = None
 
     def bind(self, plan: BoundPlan) -> PlannedRows:
-        """The rows of a batch. Its figures are read from this copy."""
+        """The rows of a batch. Its figures are read from nodes of its own."""
         self._classes.activate()
         parts = list(parts_of(plan))
-        copy = self._numbered(numbers_of(parts))
-        rdds = [part.plan.rdd() for part in parts if isinstance(part, InputRows)]
-        pairs = [(scan.node, self._scan(scan, rdds[scan.place])) for scan in self._scans]
-        for some in _in_groups(pairs):
-            copy = copy.transformUp(self._replacement(*some))
-        rows = PlannedRows(
-            classes=self._classes, rdd=copy.execute(), columns=self._columns, partitioning=self._partitioning
+        inputs = [part for part in parts if isinstance(part, InputRows)]
+        rdds = [part.plan.rdd() for part in inputs]
+        counted: Callable[[], int] | None = None
+        if self._own is not None:
+            rdds[0], counted = self._own.of(rdds[0])
+        rdd, nodes = self._executed(numbers_of(parts), rdds)
+        observed = (part for part in parts if isinstance(part, ObservedRows))
+        for part, label in zip(observed, self._labels, strict=True):
+            part.read_from(partial(_figures_of, nodes.get(label), part, inputs[0].sent, counted))
+        return PlannedRows(classes=self._classes, rdd=rdd, columns=self._columns, partitioning=self._partitioning)
+
+    def _executed(
+        self, numbers: tuple[int, ...], rdds: Sequence[JavaObject]
+    ) -> tuple[JavaObject, Mapping[str, JavaObject]]:
+        """The RDD of a batch, and the nodes that observe it, by label."""
+        numbered = self._numbered(numbers)
+        if numbered.functions is not None:
+            return numbered.functions.over(rdds)
+        copy = self._replaced(
+            numbered.plan, *itertools.chain(*((scan.node, self._scan(scan, rdds[scan.place])) for scan in self._scans))
         )
-        for part, number in zip((p for p in parts if isinstance(p, ObservedRows)), self._figures, strict=True):
-            part.read_from(partial(_figures_at, copy, number, part))
-        return rows
+        nodes = {label: copy.p(number) for label, number in self._figures.items()}
+        return copy.execute(), nodes
+
+    def _functions(self, plan: JavaObject) -> KeptFunctions | None:
+        """The functions of the plan's tasks, taken over leaves without rows."""
+        # a union of leaves needs their partitions
+        rdds = [
+            self._classes.empty_rows(max(1, scan.node.outputPartitioning().numPartitions())) for scan in self._scans
+        ]
+        empty = self._replaced(
+            plan, *itertools.chain(*((s.node, self._scan(s, r)) for s, r in zip(self._scans, rdds, strict=True)))
+        )
+        places = {rdd.id(): scan.place for scan, rdd in zip(self._scans, rdds, strict=True)}
+        return functions_of(self._classes, self._replaced, empty, places)
 
     def _scan(self, scan: _Scan, rdd: JavaObject) -> JavaObject:
         columns, _, *others = scan.arguments
         return self._classes.scan(columns, rdd, *others)
 
-    def _numbered(self, numbers: tuple[int, ...]) -> JavaObject:
-        """The plan with its numbers; the last one is kept, since most batches have the numbers of the one before."""
-        last = self._last_numbers
-        if last is not None and last[0] == numbers:
-            return last[1]
+    def _replaced(self, plan: JavaObject, *pairs: JavaObject) -> JavaObject:
+        for some in _in_groups(pairs):
+            plan = plan.transformUp(self._replacement(*some))
+        return plan
+
+    def _numbered(self, numbers: tuple[int, ...]) -> _Numbered:
+        """The plan with its numbers; the last one is kept, since most batches have the numbers of the one before.
+
+        From the second time on it has its functions: to take them costs more than a copy.
+        """
+        last = self._last
+        if last is not None and last.numbers == numbers:
+            if not last.is_repeated:
+                self._last = last = _Numbered(
+                    numbers, last.plan, is_repeated=True, functions=self._functions(last.plan)
+                )
+            return last
         plan = self._plan
-        pairs = [
+        pairs = (
             (literal, self._classes.array([_number(value, numbers) for value in values]))
             for literal, values in self._arrays
-        ]
-        for some in _in_groups(pairs):
+        )
+        for some in _in_groups(list(itertools.chain(*pairs))):
             plan = plan.transformAllExpressions(self._replacement(*some))
-        self._last_numbers = numbers, plan
-        return plan
+        self._last = _Numbered(numbers, plan)
+        return self._last
 
 
 def numbers_of(parts: Sequence[BoundPlan]) -> tuple[int, ...]:
@@ -142,9 +195,9 @@ def _number(value: int, numbers: Sequence[int]) -> int:
     return numbers[value - _PLACEHOLDERS.start] if value in _PLACEHOLDERS else value
 
 
-def _in_groups(pairs: Sequence[tuple[JavaObject, JavaObject]]) -> Iterator[tuple[JavaObject, ...]]:
-    for first in range(0, len(pairs), MAX_REPLACEMENTS):
-        yield tuple(itertools.chain.from_iterable(pairs[first : first + MAX_REPLACEMENTS]))
+def _in_groups(pairs: Sequence[JavaObject]) -> Iterator[Sequence[JavaObject]]:
+    size = 2 * MAX_REPLACEMENTS
+    return (pairs[first : first + size] for first in range(0, len(pairs), size))
 
 
 def _one_partitioning(plan: JavaObject) -> JavaObject:
@@ -155,21 +208,32 @@ def _one_partitioning(plan: JavaObject) -> JavaObject:
     return partitioning
 
 
-def _figures_at(plan: JavaObject, number: int | None, rows: ObservedRows) -> Mapping[str, object] | None:
-    """The figures of a node, after a job; ``None`` if the optimiser had no use for it."""
-    return None if number is None else rows.spec.figures_of(str(plan.p(number).collectedMetrics().json()))
+def _figures_of(
+    node: JavaObject | None, rows: ObservedRows, sent: int | None, counted: Callable[[], int] | None
+) -> Mapping[str, object] | None:
+    """The figures of a node, after a job; ``None`` if the optimiser had no use for it, or tasks have missed rows.
+
+    Args:
+        node: observes the rows.
+        rows: see ``ObservedRows``.
+        sent: how many input rows there are.
+        counted: returns how many of them tasks have passed on, where each keeps its own.
+    """
+    if node is None or (counted is not None and counted() != sent):
+        return None
+    return rows.spec.figures_of(str(node.collectedMetrics().json()))
 
 
-def _metrics_of(plan: JavaObject, labels: Sequence[str]) -> list[int | None]:
-    """The numbers of the nodes of a physical plan that observe figures, in the order of their labels."""
+def _metrics_of(plan: JavaObject, labels: Sequence[str]) -> dict[str, int]:
+    """The numbers of the nodes of a physical plan that observe figures, by their labels."""
     if not labels:
-        return []
+        return {}
     found: dict[str, int] = {}
     for number in itertools.count():
         node = plan.p(number)
         if node is None:
-            return [found.get(label) for label in labels]
-        if plan_kind(node) == _METRICS:
+            return found
+        if plan_kind(node) == METRICS:
             found[str(node.name())] = number
     raise AssertionError
 
@@ -206,6 +270,7 @@ class KeptPlans:
             _said.add(missing)
             log.warning("This Spark has no class %s. Each batch is planned for itself, which is slower.", missing)
         self._classes = None if missing is not None else SparkClasses(builder.spark)
+        self._owners = None if self._classes is None else RowOwners(self._classes, builder)
         self._lock = threading.Lock()
         self._shapes: OrderedDict[_Shape, _KnownShape] = OrderedDict()
         self._settings: JavaObject = None
@@ -215,27 +280,41 @@ class KeptPlans:
         """Whether this Spark has the classes."""
         return self._classes is not None
 
-    def kept(self, plan: BoundPlan) -> PlannedRows | None:
-        """The rows of a plan, by a copy of the kept plan of its shape; ``None`` if its shape may not be kept."""
+    def kept(self, plan: BoundPlan, placement: Placement | None = None) -> PlannedRows | None:
+        """The rows of a plan, by a copy of the kept plan of its shape; ``None`` if its shape may not be kept.
+
+        Args:
+            plan: the plan.
+            placement: its only exchange, which is left out if the driver sends few rows.
+        """
         shape = None if self._classes is None else self._shape(plan)
         if shape is None:
             return None
         self._forget_if_changed()
+        if placement is not None and placement.sent is not None:
+            known = self._known(("own", id(placement.keys), placement.partitions, shape), plan, placement)
+            if known is not None:
+                return known.bind(plan)
+        known = self._known(shape, plan, None)
+        return None if known is None else known.bind(plan)
+
+    def _known(self, shape: _Shape, plan: BoundPlan, placement: Placement | None) -> KeptPlan | None:
         with self._lock:
             known = self._shapes.get(shape)
             if known is not None:
                 self._shapes.move_to_end(shape)
         if known is None:
-            known = _KnownShape(self._plan_once(plan), tuple(_identities(plan)))
+            parts = (*_identities(plan), None if placement is None else placement.keys)
+            known = _KnownShape(self._plan_once(plan, placement), parts)
             with self._lock:
                 self._shapes[shape] = known
                 while len(self._shapes) > _MOST:
                     self._shapes.popitem(last=False)
-        return None if known.plan is None else known.plan.bind(plan)
+        return known.plan
 
-    def planned(self, plan: BoundPlan) -> PlannedRows:
+    def planned(self, plan: BoundPlan, placement: Placement | None = None) -> PlannedRows:
         """As ``kept``; if the shape may not be kept, Spark plans it for this batch alone."""
-        return self.kept(plan) or self._plan_for_itself(plan)
+        return self.kept(plan, placement) or self._plan_for_itself(plan)
 
     def _forget_if_changed(self) -> None:
         """Forget all plans if a setting has changed: settings are in plans, as the time zone is."""
@@ -275,7 +354,7 @@ class KeptPlans:
 
     # ---- planning
 
-    def _plan_once(self, plan: BoundPlan) -> KeptPlan | None:
+    def _plan_once(self, plan: BoundPlan, placement: Placement | None) -> KeptPlan | None:
         """The kept plan of a shape; ``None`` if it depends on more than its rows, or Spark has made something else."""
         assert self._classes is not None
         self._classes.activate()
@@ -292,13 +371,24 @@ class KeptPlans:
         query = java_frame(self._builder.editor.frame(logical)).queryExecution()
         arrays = _arrays_of(json_of(query.optimizedPlan()), analysed)
         physical = query.executedPlan()
+        partitioning, own = _one_partitioning(physical), None
+        if placement is not None:
+            own, exchange = self._own_rows(placement), exchange_of(physical, placement)
+            if own is None or exchange is None:
+                return None
+            physical = physical.transformUp(self._builder.editor.replacement(exchange, exchange.child()))
         scans = list(_scans_of(physical, rdds))
         if arrays is None or {scan.place for scan in scans} != set(range(len(rdds))):
             return None
         if not is_keepable_physical(physical):
             return None
-        replacement, figures = self._builder.editor.replacement, _metrics_of(physical, labels)
-        return KeptPlan(self._classes, replacement, physical, scans, arrays, figures)
+        replacement = self._builder.editor.replacement
+        return KeptPlan(self._classes, replacement, physical, scans, arrays, labels, partitioning, own)
+
+    def _own_rows(self, placement: Placement) -> OwnRows | None:
+        assert self._owners is not None
+        assert placement.sent is not None
+        return self._owners.own_rows(placement, self._empty([], placement.sent))
 
     def _empty(self, rdds: list[int], rows: InputRows) -> JavaObject:
         """A leaf like that of input rows, without a row; ``rdds`` gets the number of its RDD.
@@ -331,8 +421,10 @@ class KeptPlans:
         frame = self._builder.editor.frame(self._builder.build(plan, parts))
         physical = java_frame(frame).queryExecution().executedPlan()
         observed = (part for part in parts_of(plan) if isinstance(part, ObservedRows))
-        for part, number in zip(observed, _metrics_of(physical, labels), strict=True):
-            part.read_from(partial(_figures_at, physical, number, part))
+        numbers = _metrics_of(physical, labels)
+        for part, label in zip(observed, labels, strict=True):
+            node = physical.p(numbers[label]) if label in numbers else None
+            part.read_from(partial(_figures_of, node, part, None, None))
         columns, partitioning = self._classes.leaves.nullable(physical.output(), _one_partitioning(physical))
         return PlannedRows(classes=self._classes, rdd=physical.execute(), columns=columns, partitioning=partitioning)
 

@@ -30,6 +30,10 @@ INTERNALS: Final = {
     "platform": "org.apache.spark.unsafe.Platform",
     "properties": "java.util.Properties",
     "settings": "java.util.HashMap",
+    "union": "org.apache.spark.rdd.UnionRDD",
+    "side_by_side": "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD",
+    "filter": "org.apache.spark.sql.execution.FilterExec",
+    "stage": "org.apache.spark.sql.execution.WholeStageCodegenExec",
 }
 """Classes that kept plans need, by the attribute of ``SparkClasses`` that has them."""
 
@@ -67,6 +71,7 @@ class SparkClasses:
         self.longs = self.array_type(scala_object(jvm, "org.apache.spark.sql.types.LongType"), False)
         self.offset = int(self.platform.BYTE_ARRAY_OFFSET)
         self.no_partitions = self.unknown(0)
+        self._none = scala_object(jvm, "scala.None")
         context = spark.sparkContext
         if context not in _copying:
             _copying[context] = _copying_function(spark)
@@ -88,6 +93,43 @@ class SparkClasses:
         data.pointTo(content, self.offset, len(content))
         return self.literal(data, self.longs)
 
+    def copied(self, rdd: JavaObject, copies: int) -> JavaObject:
+        """An RDD each of whose partitions has all rows of another."""
+        one = rdd if rdd.getNumPartitions() == 1 else rdd.coalesce(1, False, self._none, None)
+        return one if copies == 1 else self.union(self.context, self.leaves.lists([one] * copies), self.row_tag)
+
+    def united(self, rdds: Sequence[JavaObject], partitions: int) -> JavaObject:
+        """An RDD each of whose partitions has the rows of that partition of each of ``rdds``."""
+        return self.side_by_side(self.context, self.leaves.lists(rdds), partitions, self.row_tag)
+
+    def map_rows(self, rdd: JavaObject, function: JavaObject) -> JavaObject:
+        """An RDD of what a function of a task makes of the rows of another."""
+        tags = (self.row_tag, self.row_tag)
+        # before Spark 4.2 there was one argument fewer
+        return call_either(
+            self.mapped,
+            (rdd, function, False, False, False, False, *tags),
+            (rdd, function, False, False, False, *tags),
+        )
+
+    def function_of(self, rdd: JavaObject) -> JavaObject:
+        """The function of an RDD's tasks."""
+        return _function_of(rdd)
+
+    def empty_rows(self, partitions: int) -> JavaObject:
+        """An RDD without a row."""
+        return self.context.parallelize(self.leaves.lists.nil, partitions, self.row_tag)
+
+    def scan_of(self, columns: JavaObject, rdd: JavaObject) -> JavaObject:
+        """A leaf of a physical plan over an RDD of rows with these columns."""
+        arguments = (columns, rdd, "rows", self.unknown(rdd.getNumPartitions()), self.leaves.lists.nil)
+        # before Spark 4.2 there was one argument fewer
+        return call_either(self.scan, (*arguments, self._none), arguments)
+
+    def over_rows(self, node: JavaObject, rdd: JavaObject) -> JavaObject:
+        """A copy of a node of a physical plan with one child, over an RDD of that child's rows."""
+        return node.withNewChildren(self.leaves.lists([self.scan_of(node.child().output(), rdd)]))
+
     def constant_array(self, values: Sequence[int]) -> JavaObject:
         """The same, as Spark's optimiser makes it of constants: equal to that one, so that it can be replaced."""
         gateway: Any = self.spark.sparkContext._gateway  # noqa: SLF001
@@ -104,9 +146,13 @@ def _copying_function(spark: SparkSession) -> JavaObject:
     """Spark's own function of a task that copies rows: an iterator may give the same row object again and again."""
     kept = java_frame(spark.range(1).localCheckpoint(eager=False)).logicalPlan().rdd()
     kept.unpersist(False)
-    field = kept.getClass().getDeclaredField("f")
+    return _function_of(kept)
+
+
+def _function_of(rdd: JavaObject) -> JavaObject:
+    field = rdd.getClass().getDeclaredField("f")
     field.setAccessible(True)
-    return field.get(kept)
+    return field.get(rdd)
 
 
 # ---- rows that Spark has planned -------------------------------------------------------------------------------------
@@ -151,13 +197,7 @@ class KeptRows:
 
     def __init__(self, rows: PlannedRows) -> None:
         classes = rows.classes
-        tags = (classes.row_tag, classes.row_tag)
-        # before Spark 4.2 there was one argument fewer
-        self._rdd = call_either(
-            classes.mapped,
-            (rows.rdd, classes.copy, False, False, False, False, *tags),
-            (rows.rdd, classes.copy, False, False, False, *tags),
-        )
+        self._rdd = classes.map_rows(rows.rdd, classes.copy)
         self._rdd.localCheckpoint()
         self._classes = classes
         leaf = classes.leaves.make(rows.columns, self._rdd, rows.partitioning)

@@ -155,6 +155,14 @@ class PlanEditor:
         """A lazy frame of a plan whose parts are analysed."""
         return frame_of_plan(plan, self.spark)
 
+    def optimized(self, plan: JavaObject) -> JavaObject:
+        """A plan whose parts are analysed, after Spark's optimiser."""
+        return optimized_plan(self.frame(plan))
+
+    def list_of(self, items: Sequence[JavaObject]) -> JavaObject:
+        """A Scala list."""
+        return self._lists(items)
+
     def _wrap(self, made: JavaObject) -> DataFrame:
         from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.elements import ObservedMetrics
     from penstock.spark.kept_rows import KeptRows
+    from penstock.spark.row_owners import Placement
 
 
 class PlanPreparer:
@@ -100,18 +101,23 @@ class PlanPreparer:
         rows = self._kept.kept(plan)
         return self.frame(plan) if rows is None else rows.frame()
 
-    def checkpoint(self, plan: BoundPlan) -> DataFrame:
-        """Run a plan now, in one job, and keep its rows as cached blocks: see ``local_checkpoint``."""
-        rows = self._kept.kept(plan)
+    def checkpoint(self, plan: BoundPlan, placement: Placement | None = None) -> DataFrame:
+        """Run a plan now, in one job, and keep its rows as cached blocks: see ``local_checkpoint``.
+
+        Args:
+            plan: the plan.
+            placement: see ``KeptPlans.kept``.
+        """
+        rows = self._kept.kept(plan, placement)
         if rows is None:
             return local_checkpoint(self.frame(plan))
         cached = rows.keep()
         cached.finish()
         return cached.frame
 
-    def checkpoint_later(self, plan: BoundPlan) -> KeptRows:
-        """Have the first job that reads a plan's rows keep them; see ``can_checkpoint_later``."""
-        return self._kept.planned(plan).keep()
+    def checkpoint_later(self, plan: BoundPlan, placement: Placement | None = None) -> KeptRows:
+        """As ``checkpoint``, by the first job that reads the rows; see ``can_checkpoint_later``."""
+        return self._kept.planned(plan, placement).keep()
 
     @property
     def can_checkpoint_later(self) -> bool:

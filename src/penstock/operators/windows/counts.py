@@ -241,7 +241,7 @@ class CountOperator(WindowOperator):
             self._frames, self._results(), emission, self._stack, self._context, fired=fired, closed=closed
         )
 
-    def _keep(self, flagged: BoundPlan) -> int:
+    def _keep(self, flagged: BoundPlan, *, may_copy: bool) -> int:  # noqa: ARG002 - rows are numbered in order
         layers_format, stack = self._frames.layers, self._stack
         observation = FrameObservation(("full",))
         layers, lease = stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)

@@ -16,6 +16,7 @@ from penstock.spark.bound_plans import BoundPlan, PreparedPlan, RebuiltRows, pla
 from penstock.spark.plan_check import PlanCheck
 from penstock.spark.plans import analyzed_plan
 from penstock.spark.prepared_plans import PlanPreparer
+from penstock.spark.row_owners import Placement
 from penstock.spark.sql import nullable, quote_identifier
 from penstock.state.layers import STATS, LayerLabel, LazyLayer
 from penstock.state.parquet import HashSlice
@@ -60,6 +61,7 @@ class LayerQueries:
         self._specs: dict[WantedFigures, ObservationSpec] = {}
         self._partials: dict[bool, PreparedPlan] = {}
         self._merges: dict[bool, PreparedPlan] = {}
+        self._keys: PreparedPlan | None = None
         self._is_volatile = self._has_volatile_inputs()
 
     def with_timeliness(self, frame: DataFrame, *, horizon: int, mark: int, arrival: int | None) -> BoundPlan:
@@ -119,13 +121,24 @@ class LayerQueries:
         """A lazy frame of a plan."""
         return self._preparer.frame(plan)
 
-    def keep(self, plan: BoundPlan) -> DataFrame:
-        """Run a plan of a layer's rows, and keep them: one job."""
-        return self._preparer.checkpoint(plan)
+    def placement(self, flagged: BoundPlan) -> Placement | None:
+        """How a batch's rows are exchanged for its layer; ``None`` if they have no keys."""
+        keys = len(self._frames.layers_format.keys)
+        if not keys or self._is_volatile:
+            return None
+        if self._keys is None:
+            self._keys = self._preparer.prepare(
+                self._flagged_schema, lambda rows: rows.select(*self._frames.inputs[:keys])
+            )
+        return Placement(rows=flagged, keys=self._keys, partitions=self._frames.layers_format.partitions)
 
-    def keep_later(self, plan: BoundPlan) -> KeptRows:
+    def keep(self, plan: BoundPlan, placement: Placement | None = None) -> DataFrame:
+        """Run a plan of a layer's rows, and keep them: one job."""
+        return self._preparer.checkpoint(plan, placement)
+
+    def keep_later(self, plan: BoundPlan, placement: Placement | None) -> KeptRows:
         """Have the first job that reads a layer's rows keep them."""
-        return self._preparer.checkpoint_later(plan)
+        return self._preparer.checkpoint_later(plan, placement)
 
     @property
     def can_defer(self) -> bool:
@@ -364,6 +377,14 @@ class BatchIntake:
         return figures
 
 
+def is_plain(batch: Batch) -> bool:
+    """Whether no other step runs the batch and no join is in it, so that its rows are exchanged for the layer.
+
+    A join may have partitioned the rows by key: then the stage that caches the layer would also observe them.
+    """
+    return not batch.run_gates and not batch.ref_counts
+
+
 # ---- deferred layers -------------------------------------------------------------------------------------------------
 
 
@@ -405,7 +426,7 @@ class DeferredLayers:
         """
         is_read = MAIN_PORT in self._context.consumed and LATE_PORT not in self._context.consumed
         is_small = self._pre_aggregation.is_small and not self._stack.loading
-        return is_read and self._is_plain(batch) and is_small and self._emitter.may_defer and self._queries.can_defer
+        return is_read and is_plain(batch) and is_small and self._emitter.may_defer and self._queries.can_defer
 
     def begin(self, intake: BatchIntake, emit: Collector) -> DeferredBatch:
         """Send the results that a batch changes; the first job over them also makes the layer."""
@@ -417,7 +438,8 @@ class DeferredLayers:
             level=0,
             emission_number=self._emitter.emission_number,
         )
-        lazy = LazyLayer(self._format, self._queries.keep_later(rows), intake.stats, label)
+        kept = self._queries.keep_later(rows, self._queries.placement(intake.observed))
+        lazy = LazyLayer(self._format, kept, intake.stats, label)
         self._unfinished = lazy.layer
         ran = ObservedMetrics(dict)
         self._emitter.defer(lazy.layer, ran, emit)
@@ -437,11 +459,3 @@ class DeferredLayers:
         intake.finish(layer.rows if layer is not None else 0)
         if not self._stack.closed:
             intake.report(self._context)
-
-    @staticmethod
-    def _is_plain(batch: Batch) -> bool:
-        """Whether no other step runs the batch and no join is in it, so that its rows are exchanged for the layer.
-
-        A join may have partitioned the rows by key: then the stage that caches the layer would also observe them.
-        """
-        return not batch.run_gates and not batch.ref_counts

@@ -13,7 +13,7 @@ from penstock.elements import Batch, RefCount
 from penstock.interfaces.operator import LATE_PORT, Collector, DeferredBatch, OperatorContext
 from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.operators.windows.emitter import WindowEmitter
-from penstock.operators.windows.ingest import BatchIntake, DeferredLayers, LayerQueries, PreAggregation
+from penstock.operators.windows.ingest import BatchIntake, DeferredLayers, LayerQueries, PreAggregation, is_plain
 from penstock.operators.windows.results import ResultQueries
 from penstock.operators.windows.sessions import SessionEmitter, SessionFrames, SessionResults
 from penstock.spark.blocks import unpersist
@@ -121,7 +121,7 @@ class WindowOperator:
         intake = BatchIntake(batch, flagged, self._queries, self._pre_aggregation)
         late = 0
         try:
-            intake.finish(self._keep(intake.observed))
+            intake.finish(self._keep(intake.observed, may_copy=kept is None and is_plain(batch)))
             late = 0 if self._stack.closed else intake.late
         finally:
             if kept is not None and not late:
@@ -201,13 +201,19 @@ class WindowOperator:
             frames, self._preparer, SessionResults(frames) if isinstance(frames, SessionFrames) else None
         )
 
-    def _keep(self, flagged: BoundPlan) -> int:
-        """Put a layer of the rows on time on the stack, in one job. Returns how many rows it has."""
+    def _keep(self, flagged: BoundPlan, *, may_copy: bool) -> int:
+        """Put a layer of the rows on time on the stack, in one job. Returns how many rows it has.
+
+        Args:
+            flagged: the batch's rows.
+            may_copy: whether each task may get all rows of a small batch: see ``penstock.spark.row_owners``.
+        """
         stack = self._stack
         rows, metrics = self._queries.partial(flagged, pre_aggregate=self._pre_aggregation.is_worthwhile)
         number = self._emitter.emission_number
         label = LayerLabel(name=stack.next_name(), level=0, emission_number=number)
-        keep = partial(self._queries.keep, rows)
+        may_copy = may_copy and not self._pre_aggregation.is_worthwhile
+        keep = partial(self._queries.keep, rows, self._queries.placement(flagged) if may_copy else None)
         layer = cache_layer(self._frames.layers_format, keep, metrics.read, label)
         if layer:
             stack.add(layer)

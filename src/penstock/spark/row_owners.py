@@ -1,0 +1,160 @@
+"""One stage for a small batch: each task gets all rows and keeps those of its keys, in place of an exchange by key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.spark.bound_plans import (
+    FIRST_PLACEHOLDER,
+    BoundPlan,
+    BoundRows,
+    InputRows,
+    PlanBuilder,
+    PlanParts,
+    PreparedPlan,
+    parts_of,
+)
+from penstock.spark.keepable import is_keepable, is_row_wise, json_of
+from penstock.spark.plans import plan_kind, scala_items
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.spark.blocks import JavaObject
+    from penstock.spark.kept_rows import SparkClasses
+
+
+# A small batch pays for an exchange with a second stage and files, which takes longer than its rows. So each of the n
+# tasks gets the whole batch, and keeps the rows whose keys the exchange would have sent to it: the filter computes
+# Spark's own expression of the partition. A row has one owner, since all tasks compute the same of it. The filter comes
+# before everything else, so each row is computed and counted once.
+#
+# The key of a row must be an expression over the batch's columns, which Spark's optimiser finds if there is one. What
+# an exchange would have brought together is then where layers have it, so small and large batches mix on one state.
+
+MAX_COPIED_ROWS: Final = 20_000
+"""Rows times tasks up to which copies cost less than an exchange (measured with two tasks)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """An exchange by key that a plan has.
+
+    Attributes:
+        rows: the plan of the rows, below the exchange.
+        keys: their keys, prepared over the columns of ``rows``, under the names that the exchange has for them.
+        partitions: number of partitions that they are exchanged into.
+    """
+
+    rows: BoundPlan
+    keys: PreparedPlan
+    partitions: int
+
+    @property
+    def sent(self) -> InputRows | None:
+        """The input rows, if the driver sends them and they are few enough to be copied to each task."""
+        inputs = [part for part in parts_of(self.rows) if isinstance(part, InputRows)]
+        if len(inputs) != 1 or inputs[0].sent is None or inputs[0].sent * self.partitions > MAX_COPIED_ROWS:
+            return None
+        return inputs[0]
+
+
+class OwnRows:
+    """Gives each task the rows of a batch that it owns.
+
+    Args:
+        classes: see ``SparkClasses``.
+        columns: of the rows.
+        is_own: the condition that a row is the task's, over ``columns``.
+        tasks: how many there are.
+    """
+
+    def __init__(self, classes: SparkClasses, columns: JavaObject, is_own: JavaObject, tasks: int) -> None:
+        self._classes = classes
+        self._tasks = tasks
+        # a stage with generated code tells its filter the number of the task
+        own = classes.filter(is_own, classes.scan_of(columns, classes.empty_rows(1)))
+        self._function = classes.function_of(classes.stage(own, 1).execute())
+        self._passed = own.longMetric("numOutputRows")
+
+    def of(self, rows: JavaObject) -> tuple[JavaObject, Callable[[], int]]:
+        """The RDD of the rows of another, each in its owner's partition, and how many there were, once a job has run.
+
+        Fewer than there are means that figures of the job are not those of all rows: a task that is tried again after
+        it has cached its rows finds them, and observes nothing. One batch at a time may be run.
+        """
+        before = int(self._passed.value())
+        own = self._classes.map_rows(self._classes.copied(rows, self._tasks), self._function)
+        return own, lambda: int(self._passed.value()) - before
+
+
+class RowOwners:
+    """Finds which task owns a row.
+
+    Args:
+        classes: see ``SparkClasses``.
+        builder: of the session.
+    """
+
+    def __init__(self, classes: SparkClasses, builder: PlanBuilder) -> None:
+        self._classes = classes
+        self._builder = builder
+        jvm: Any = builder.spark._jvm  # noqa: SLF001 - plans have no public way in
+        expressions = "org.apache.spark.sql.catalyst.expressions"
+        self._if, self._equal = (getattr(jvm, f"{expressions}.{name}") for name in ("If", "EqualTo"))
+        self._task = getattr(jvm, f"{expressions}.SparkPartitionID")
+        self._hashed = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")
+
+    def own_rows(self, placement: Placement, leaf: JavaObject) -> OwnRows | None:
+        """What gives each task its own rows; ``None`` if a key is no expression over the columns of the input.
+
+        A row that a step drops, so that it may have no key, is the first task's.
+
+        Args:
+            placement: the exchange that this replaces.
+            leaf: stands for the input rows.
+        """
+        number = self._builder.editor.literal(FIRST_PLACEHOLDER)
+        parts = PlanParts(rows=lambda _: leaf, number=lambda _: number, observe=lambda _rows, below, _bound: below)
+        logical = self._builder.build(BoundRows(placement.keys, placement.rows), parts)
+        analysed = json_of(logical)
+        if analysed is None or not is_keepable(analysed):
+            return None
+        keys = self._builder.editor.optimized(logical)
+        columns, below = (keys.projectList(), keys.child()) if plan_kind(keys) == "Project" else (keys.output(), keys)
+        condition, below = (below.condition(), below.child()) if plan_kind(below) == "Filter" else (None, below)
+        if plan_kind(below) != "LogicalRDD" or below.rdd().id() != leaf.rdd().id() or not _is_of_the_row(keys):
+            return None
+        values = [column.child() if plan_kind(column) == "Alias" else column for column in scala_items(columns)]
+        owner = self._hashed(self._builder.editor.list_of(values), placement.partitions).partitionIdExpression()
+        if condition is not None:
+            owner = self._if(condition, owner, self._builder.editor.literal(0))
+        return OwnRows(self._classes, leaf.output(), self._equal(owner, self._task()), placement.partitions)
+
+
+def _is_of_the_row(keys: JavaObject) -> bool:
+    """Whether all that a plan computes of a row depends on the row alone, and on no number of the batch."""
+    text = json_of(keys)
+    return text is not None and str(FIRST_PLACEHOLDER) not in text and is_row_wise(text)
+
+
+def exchange_of(plan: JavaObject, placement: Placement) -> JavaObject | None:
+    """The exchange of a physical plan, if it is the only one and a placement's; else ``None``."""
+    exchanges = list(_exchanges(plan))
+    if len(exchanges) != 1:
+        return None
+    partitioning = exchanges[0].outputPartitioning()
+    if plan_kind(partitioning) != "HashPartitioning" or partitioning.numPartitions() != placement.partitions:
+        return None
+    columns = list(scala_items(partitioning.expressions()))
+    names = [column.name() for column in columns if plan_kind(column) == "AttributeReference"]
+    is_by_keys = len(names) == len(columns) and names == placement.keys.schema.names
+    return exchanges[0] if is_by_keys else None
+
+
+def _exchanges(plan: JavaObject) -> Iterator[JavaObject]:
+    if plan_kind(plan).endswith("ExchangeExec"):
+        yield plan
+    for child in scala_items(plan.children()):
+        yield from _exchanges(child)
