@@ -162,7 +162,8 @@ class Branches:
     def _swap_source(self, fresh: World) -> None:
         """A source that is given its rows has the uid of one that reads them: refused, and the old one goes on."""
         shape = fresh.pipeline.shape
-        if 0 not in positions(fresh.ledger.facts.manifests[fresh.restorable_now()[-1]]) or shape.letters:
+        target = Log(fresh.disk, job="sim", new_id=str, pause=lambda _: None).read().restore_point
+        if target is None or 0 not in positions(target) or shape.letters:  # nothing is restored that could be refused
             return
         fresh.deploy(replace(shape, receives=True))
         fresh.refusals = (StateIncompatible,)
