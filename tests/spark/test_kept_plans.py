@@ -25,10 +25,10 @@ from penstock.operators.windows.assigners import tumbling
 from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.spark import kept_plans, kept_rows
 from penstock.spark.blocks import free_blocks
-from penstock.spark.bound_plans import BoundPlan, PlanBuilder, plan_of
+from penstock.spark.bound_plans import BoundPlan, ObservedRows, PlanBuilder, plan_of
 from penstock.spark.kept_plans import KeptPlans
 from penstock.spark.kept_rows import missing_class
-from penstock.spark.plans import plan_kind
+from penstock.spark.plans import AHEAD_BOUND, observe_sql, plan_kind
 from penstock.spark.prepared_plans import PlanPreparer
 from penstock.spark.sql import variable_literal
 from window_harness import Rig, compilations, counted, persistent
@@ -119,6 +119,29 @@ def test_numbers_and_figures_are_those_of_each_batch_and_nothing_is_compiled(spa
         assert min(v for v, _ in found) >= least
         assert metrics.read() == {"n": len(found)}
         free_blocks(frame)
+
+
+def test_functions_of_tasks_stay_though_a_number_of_an_observation_changes(spark):
+    preparer = PlanPreparer(spark)
+    prepared = preparer.prepare(
+        batch(spark, 0).schema, lambda rows, least: rows.where(f"v >= {variable_literal(least, column='v')}"), numbers=1
+    )
+    is_ahead = f"v > {variable_literal(AHEAD_BOUND, column='v')}"
+    spec = observe_sql(preparer.editor.frame(prepared.plan), "t", {"n": f"count(CASE WHEN {is_ahead} THEN 1 END)"})
+    taken, functions = [], set()
+    for least, bound in ((10, 15), (10, 12), (10, 14), (11, 14), (11, 17)):
+        plan = ObservedRows(preparer.bind(prepared, plan_of(batch(spark, 0)), least), spec, bound)
+        rows = preparer._kept.kept(plan)
+        assert rows is not None
+        assert min(row.v for row in rows.frame().collect()) == least
+        assert plan.metrics.read() == {"n": sum(v > bound for v in range(20) if v % 7)}
+        (known,) = preparer._kept._shapes.values()
+        assert known.plan is not None
+        assert known.plan._last is not None
+        taken.append(known.plan._last.functions is not None)
+        functions.add(id(known.plan._last.functions))
+    assert taken == [False, True, True, False, True], "taken for the second batch with the same number"
+    assert len(functions) == 3
 
 
 def test_what_is_known_of_the_first_batch_alone_is_not_in_the_plan(spark):
@@ -295,7 +318,8 @@ def test_a_step_that_sends_changes_keeps_the_plans_of_its_layers_and_its_results
     shapes = len(planned)
     rig.process_frame(batch(spark, 4))
     found.append(rig.take())
-    assert len(planned) == shapes == 3, "a layer's, the first result's, and that of results over older layers"
+    # a layer's (grouped, then exchanged first), the first result's, and that of results over older layers
+    assert len(planned) == shapes == 4 - is_kept
     known = rig.operator._preparer._kept._shapes.values()
     assert {shape.plan is not None for shape in known} == {is_kept}
     rig.operator.close()

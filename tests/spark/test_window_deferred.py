@@ -151,7 +151,7 @@ def test_if_what_was_observed_is_lost_the_layer_is_asked_and_the_batch_only_for_
 
 def test_a_batch_after_a_large_one_runs_a_job_of_its_own(spark, tmp_path):
     rig = rig_of(spark, tmp_path)
-    rig.operator._pre_aggregation.record(rows=MIN_ROWS, groups=MIN_ROWS)
+    rig.operator._deferred.last_rows = MIN_ROWS
     assert begin(rig, rows(1)) is None
     assert results(rig) == [("a", 10, 1, "insert")]
     assert begin(rig, rows(2)) is not None

@@ -290,7 +290,9 @@ def _time_observation(node: WithWatermark, leaf: PlanLeaf) -> ObservationSpec:
 
 def _time_figures(node: WithWatermark) -> dict[str, str]:
     column = quote_identifier(node.column)
-    ahead = f"count_if(unix_micros({column}) > {_bound(node)})" if node.max_ahead is not None else "count_if(false)"
+    # not count_if: Spark computes its condition below the observation, so the bound would be a part of another stage
+    is_ahead = f"unix_micros({column}) > {_bound(node)}" if node.max_ahead is not None else "false"
+    ahead = f"count(CASE WHEN {is_ahead} THEN 1 END)"
     return {"max": _greatest(node), "ahead": ahead, "missing": f"count_if({column} IS NULL)"}
 
 

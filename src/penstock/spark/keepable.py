@@ -168,13 +168,16 @@ def is_keepable_physical(plan: JavaObject) -> bool:
     return plan_kind(plan) in _PHYSICAL and all(map(is_keepable_physical, scala_items(plan.children())))
 
 
-def array_literals(text: str) -> list[tuple[int, ...]]:
-    """The values of each array of BIGINT that is a literal in a plan, given as JSON."""
+def array_literals(text: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Each array of BIGINT that is a literal in a plan, given as JSON: the plan's node that has it, and its values."""
     return [
-        tuple(map(int, node["value"].strip("[]").split(",")))
-        for tree in _trees(json.loads(text))
-        for node in tree
-        if _name(node) == "Literal" and _is_array_of_bigint(node["dataType"]) and _NUMBERS.fullmatch(str(node["value"]))
+        (_name(node), tuple(map(int, literal["value"].strip("[]").split(","))))
+        for node in json.loads(text)
+        for tree in _trees(node)
+        for literal in tree
+        if _name(literal) == "Literal"
+        and _is_array_of_bigint(literal["dataType"])
+        and _NUMBERS.fullmatch(str(literal["value"]))
     ]
 
 

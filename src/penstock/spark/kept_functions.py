@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 # most of what a small batch costs the driver. A narrow stage is a function from a partition's rows to rows, with
 # nothing of a batch in it. So the functions are taken from the RDDs that the plan makes over leaves without rows.
 #
-# A node that observes figures has an accumulator of its own in its function. So it is copied for each batch, over the
-# rows that the functions below give. A plan with an exchange, or other RDDs than these, is copied as a whole.
+# A node that observes figures has an accumulator of its own in its function, and may have a number of the batch, as the
+# time after which a clock must be wrong. So it is copied for each batch, over the rows that the functions below give. A
+# plan with an exchange, or other RDDs than these, is copied as a whole.
 
 METRICS: Final = "CollectMetricsExec"
 """The node that observes figures."""
@@ -71,23 +72,36 @@ class KeptFunctions:
         self._classes = classes
         self._stage = stage
 
-    def over(self, inputs: Sequence[JavaObject]) -> tuple[JavaObject, Mapping[str, JavaObject]]:
-        """The RDD of a batch, from those of its input rows, and the nodes that observe it, by label."""
-        nodes: dict[str, JavaObject] = {}
-        return self._over(self._stage, inputs, nodes), nodes
+    def over(
+        self, inputs: Sequence[JavaObject], numbered: Callable[[JavaObject], JavaObject]
+    ) -> tuple[JavaObject, Mapping[str, JavaObject]]:
+        """The RDD of a batch, and the nodes that observe it, by label.
 
-    def _over(self, stage: _Stage, inputs: Sequence[JavaObject], nodes: dict[str, JavaObject]) -> JavaObject:
+        Args:
+            inputs: the RDDs of its input rows.
+            numbered: returns a node that observes with the numbers of the batch.
+        """
+        nodes: dict[str, JavaObject] = {}
+        return self._over(self._stage, inputs, numbered, nodes), nodes
+
+    def _over(
+        self,
+        stage: _Stage,
+        inputs: Sequence[JavaObject],
+        numbered: Callable[[JavaObject], JavaObject],
+        nodes: dict[str, JavaObject],
+    ) -> JavaObject:
         classes = self._classes
         match stage:
             case _Input(place):
                 return inputs[place]
             case _Mapped(function, below):
-                return classes.map_rows(self._over(below, inputs, nodes), function)
+                return classes.map_rows(self._over(below, inputs, numbered, nodes), function)
             case _Observed(node, label, below):
-                nodes[label] = classes.over_rows(node, self._over(below, inputs, nodes))
+                nodes[label] = numbered(classes.over_rows(node, self._over(below, inputs, numbered, nodes)))
                 return nodes[label].execute()
             case _United(partitions, sides):
-                return classes.united([self._over(side, inputs, nodes) for side in sides], partitions)
+                return classes.united([self._over(side, inputs, numbered, nodes) for side in sides], partitions)
             case _:
                 assert_never(stage)
 

@@ -8,7 +8,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -50,6 +50,8 @@ _PLACEHOLDERS: Final = range(FIRST_PLACEHOLDER + MAX_NUMBERS, FIRST_PLACEHOLDER 
 _PLACEHOLDER: Final = re.compile(rf"(?<!\d){str(FIRST_PLACEHOLDER)[:-4]}\d{{4}}(?!\d)")
 _KNOWN_PARTITIONING: Final = re.compile(r"SinglePartition\$?|hashpartitioning\([\w#, ]+, \d+\)")
 _EXPRESSION_ID: Final = re.compile(r"#\d+L?")
+_OBSERVING: Final = "CollectMetrics"
+"""The node of a logical plan that observes figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +64,20 @@ class _Scan:
 
 
 @dataclass(frozen=True, slots=True)
+class _Array:
+    """A literal with placeholders, and whether only nodes that observe have it."""
+
+    literal: JavaObject
+    values: tuple[int, ...]
+    is_observed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Numbered:
-    """A plan with its numbers; once it is asked for again, the functions of its tasks, if they can be taken."""
+    """A plan with the numbers that others than observing nodes have.
+
+    Once it is asked for again, it has the functions of its tasks, if they can be taken.
+    """
 
     numbers: tuple[int, ...]
     plan: JavaObject
@@ -79,7 +93,7 @@ class KeptPlan:
         replacement: makes a partial function of pairs: see ``PlanEditor.replacement``.
         plan: the physical plan, with placeholders.
         scans: its leaves.
-        arrays: the literals that have placeholders.
+        arrays: the literals that have placeholders, and whether only nodes that observe have them.
         labels: of the observed parts, in the order of ``parts_of``.
         partitioning: of its rows.
         own: gives each task its own rows, if the plan has lost its exchange.
@@ -91,7 +105,7 @@ class KeptPlan:
         replacement: Callable[..., JavaObject],
         plan: JavaObject,
         scans: Sequence[_Scan],
-        arrays: Sequence[tuple[int, ...]],
+        arrays: Mapping[tuple[int, ...], bool],
         labels: Sequence[str],
         partitioning: JavaObject,
         own: OwnRows | None,
@@ -100,7 +114,11 @@ class KeptPlan:
         self._replacement = replacement
         self._plan = plan
         self._scans = scans
-        self._arrays = [(classes.constant_array(values), values) for values in arrays]
+        self._arrays = [
+            _Array(classes.constant_array(values), values, is_observed) for values, is_observed in arrays.items()
+        ]
+        fixed = {value for array in self._arrays if not array.is_observed for value in array.values}
+        self._fixed = sorted(value - _PLACEHOLDERS.start for value in fixed if value in _PLACEHOLDERS)
         self._labels = labels
         self._own = own
         self._columns, self._partitioning = classes.leaves.nullable(plan.output(), partitioning)
@@ -128,9 +146,10 @@ class KeptPlan:
         """The RDD of a batch, and the nodes that observe it, by label."""
         numbered = self._numbered(numbers)
         if numbered.functions is not None:
-            return numbered.functions.over(rdds)
+            return numbered.functions.over(rdds, partial(self._with_numbers, numbers, of_observed=True))
         copy = self._replaced(
-            numbered.plan, *itertools.chain(*((scan.node, self._scan(scan, rdds[scan.place])) for scan in self._scans))
+            self._with_numbers(numbers, numbered.plan, of_observed=True),
+            *itertools.chain(*((scan.node, self._scan(scan, rdds[scan.place])) for scan in self._scans)),
         )
         nodes = {label: copy.p(number) for label, number in self._figures.items()}
         return copy.execute(), nodes
@@ -161,22 +180,24 @@ class KeptPlan:
 
         From the second time on it has its functions: to take them costs more than a copy.
         """
-        last = self._last
-        if last is not None and last.numbers == numbers:
+        last, fixed = self._last, tuple(numbers[place] for place in self._fixed)
+        if last is not None and last.numbers == fixed:
             if not last.is_repeated:
-                self._last = last = _Numbered(
-                    numbers, last.plan, is_repeated=True, functions=self._functions(last.plan)
-                )
+                self._last = last = _Numbered(fixed, last.plan, is_repeated=True, functions=self._functions(last.plan))
             return last
-        plan = self._plan
+        self._last = _Numbered(fixed, self._with_numbers(numbers, self._plan, of_observed=False))
+        return self._last
+
+    def _with_numbers(self, numbers: tuple[int, ...], plan: JavaObject, *, of_observed: bool) -> JavaObject:
+        """A plan with numbers in place of placeholders: those that only observing nodes have, or all others."""
         pairs = (
-            (literal, self._classes.array([_number(value, numbers) for value in values]))
-            for literal, values in self._arrays
+            (array.literal, self._classes.array([_number(value, numbers) for value in array.values]))
+            for array in self._arrays
+            if array.is_observed is of_observed
         )
         for some in _in_groups(list(itertools.chain(*pairs))):
             plan = plan.transformAllExpressions(self._replacement(*some))
-        self._last = _Numbered(numbers, plan)
-        return self._last
+        return plan
 
 
 def numbers_of(parts: Sequence[BoundPlan]) -> tuple[int, ...]:
@@ -285,18 +306,22 @@ class KeptPlans:
 
         Args:
             plan: the plan.
-            placement: its only exchange, which is left out if the driver sends few rows.
+            placement: how it is to exchange rows; if the driver sends few, it need not.
         """
+        known = self.find(plan, placement)
+        return None if known is None else known.bind(plan)
+
+    def find(self, plan: BoundPlan, placement: Placement | None = None) -> KeptPlan | None:
+        """The kept plan of the shape of a plan; ``None`` if its shape may not be kept."""
         shape = None if self._classes is None else self._shape(plan)
         if shape is None:
             return None
         self._forget_if_changed()
-        if placement is not None and placement.sent is not None:
-            known = self._known(("own", id(placement.keys), placement.partitions, shape), plan, placement)
-            if known is not None:
-                return known.bind(plan)
-        known = self._known(shape, plan, None)
-        return None if known is None else known.bind(plan)
+        if placement is None:
+            return self._known(shape, plan, None)
+        placed = (id(placement.keys), placement.partitions, shape)
+        own = self._known(("own", *placed), plan, placement) if placement.sent is not None else None
+        return own or self._known(("placed", *placed), plan, replace(placement, may_copy=False))
 
     def _known(self, shape: _Shape, plan: BoundPlan, placement: Placement | None) -> KeptPlan | None:
         with self._lock:
@@ -371,18 +396,27 @@ class KeptPlans:
         query = java_frame(self._builder.editor.frame(logical)).queryExecution()
         arrays = _arrays_of(json_of(query.optimizedPlan()), analysed)
         physical = query.executedPlan()
-        partitioning, own = _one_partitioning(physical), None
+        partitioning, own, replacement = _one_partitioning(physical), None, self._builder.editor.replacement
         if placement is not None:
-            own, exchange = self._own_rows(placement), exchange_of(physical, placement)
-            if own is None or exchange is None:
+            found = exchange_of(physical, placement)
+            if found is None:
                 return None
-            physical = physical.transformUp(self._builder.editor.replacement(exchange, exchange.child()))
+            exchange, keys = found
+            mended = self._classes.exchanged_by(exchange, keys, placement.partitions)
+            placed = physical.transformUp(replacement(exchange, mended))
+            partitioning = _one_partitioning(placed)
+            if placement.sent is None:
+                physical = placed
+            else:
+                own = self._own_rows(placement)
+                if own is None:
+                    return None
+                physical = physical.transformUp(replacement(exchange, exchange.child()))
         scans = list(_scans_of(physical, rdds))
         if arrays is None or {scan.place for scan in scans} != set(range(len(rdds))):
             return None
         if not is_keepable_physical(physical):
             return None
-        replacement = self._builder.editor.replacement
         return KeptPlan(self._classes, replacement, physical, scans, arrays, labels, partitioning, own)
 
     def _own_rows(self, placement: Placement) -> OwnRows | None:
@@ -438,8 +472,10 @@ def _identities(plan: BoundPlan) -> Iterator[object]:
             yield part.spec
 
 
-def _arrays_of(optimized: str | None, analysed: str) -> list[tuple[int, ...]] | None:
-    """The array literals with placeholders in an optimised plan; ``None`` if one is elsewhere, or was lost.
+def _arrays_of(optimized: str | None, analysed: str) -> dict[tuple[int, ...], bool] | None:
+    """The array literals with placeholders in an optimised plan; ``None`` if a placeholder is elsewhere, or was lost.
+
+    The value says whether only nodes that observe have the literal.
 
     A number elsewhere would be a part of generated code, and one that is lost may have decided something.
 
@@ -451,10 +487,14 @@ def _arrays_of(optimized: str | None, analysed: str) -> list[tuple[int, ...]] | 
         return None
     literals = array_literals(optimized)
     for placeholder in map(int, set(_PLACEHOLDER.findall(analysed))):
-        in_arrays = sum(values.count(placeholder) for values in literals)
+        in_arrays = sum(values.count(placeholder) for _, values in literals)
         if not in_arrays or in_arrays != optimized.count(str(placeholder)):
             return None
-    return list({values for values in literals if any(value in _PLACEHOLDERS for value in values)})
+    found: dict[tuple[int, ...], bool] = {}
+    for node, values in literals:
+        if any(value in _PLACEHOLDERS for value in values):
+            found[values] = found.get(values, True) and node == _OBSERVING
+    return found
 
 
 def _scans_of(plan: JavaObject, rdds: Sequence[int]) -> Iterator[_Scan]:

@@ -33,6 +33,8 @@ INTERNALS: Final = {
     "union": "org.apache.spark.rdd.UnionRDD",
     "side_by_side": "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD",
     "filter": "org.apache.spark.sql.execution.FilterExec",
+    "exchange": "org.apache.spark.sql.execution.exchange.ShuffleExchangeExec",
+    "hashed": "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning",
     "stage": "org.apache.spark.sql.execution.WholeStageCodegenExec",
 }
 """Classes that kept plans need, by the attribute of ``SparkClasses`` that has them."""
@@ -92,6 +94,11 @@ class SparkClasses:
         data = self.long_array()
         data.pointTo(content, self.offset, len(content))
         return self.literal(data, self.longs)
+
+    def exchanged_by(self, exchange: JavaObject, columns: Sequence[JavaObject], partitions: int) -> JavaObject:
+        """The exchange of a physical plan, by other columns."""
+        others = [exchange.productElement(place) for place in range(1, exchange.productArity())]
+        return self.exchange(self.hashed(self.leaves.lists(columns), partitions), *others)
 
     def copied(self, rdd: JavaObject, copies: int) -> JavaObject:
         """An RDD each of whose partitions has all rows of another."""

@@ -101,6 +101,10 @@ class PlanPreparer:
         rows = self._kept.kept(plan)
         return self.frame(plan) if rows is None else rows.frame()
 
+    def is_kept(self, plan: BoundPlan, placement: Placement) -> bool:
+        """Whether a plan is kept that a placement exchanges: then it need not exchange rows itself."""
+        return self._kept.find(plan, placement) is not None
+
     def checkpoint(self, plan: BoundPlan, placement: Placement | None = None) -> DataFrame:
         """Run a plan now, in one job, and keep its rows as cached blocks: see ``local_checkpoint``.
 

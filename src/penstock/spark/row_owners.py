@@ -39,22 +39,26 @@ MAX_COPIED_ROWS: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """An exchange by key that a plan has.
+    """How a plan that groups rows is to exchange them: by some of its keys.
 
     Attributes:
         rows: the plan of the rows, below the exchange.
-        keys: their keys, prepared over the columns of ``rows``, under the names that the exchange has for them.
+        keys: the columns to exchange them by, prepared over those of ``rows``, under the names that the exchange has.
         partitions: number of partitions that they are exchanged into.
+        may_copy: whether each task may get all rows of a small batch, in place of an exchange.
     """
 
     rows: BoundPlan
     keys: PreparedPlan
     partitions: int
+    may_copy: bool = True
 
     @property
     def sent(self) -> InputRows | None:
         """The input rows, if the driver sends them and they are few enough to be copied to each task."""
         inputs = [part for part in parts_of(self.rows) if isinstance(part, InputRows)]
+        if not self.may_copy:
+            return None
         if len(inputs) != 1 or inputs[0].sent is None or inputs[0].sent * self.partitions > MAX_COPIED_ROWS:
             return None
         return inputs[0]
@@ -139,18 +143,20 @@ def _is_of_the_row(keys: JavaObject) -> bool:
     return text is not None and str(FIRST_PLACEHOLDER) not in text and is_row_wise(text)
 
 
-def exchange_of(plan: JavaObject, placement: Placement) -> JavaObject | None:
-    """The exchange of a physical plan, if it is the only one and a placement's; else ``None``."""
+def exchange_of(plan: JavaObject, placement: Placement) -> tuple[JavaObject, list[JavaObject]] | None:
+    """The exchange of a physical plan, and the columns in it that are a placement's keys.
+
+    ``None`` if it is not the only one, or not by these and other columns.
+    """
     exchanges = list(_exchanges(plan))
-    if len(exchanges) != 1:
+    if len(exchanges) != 1 or plan_kind(exchanges[0].outputPartitioning()) != "HashPartitioning":
         return None
-    partitioning = exchanges[0].outputPartitioning()
-    if plan_kind(partitioning) != "HashPartitioning" or partitioning.numPartitions() != placement.partitions:
+    columns = list(scala_items(exchanges[0].outputPartitioning().expressions()))
+    if any(plan_kind(column) != "AttributeReference" for column in columns):
         return None
-    columns = list(scala_items(partitioning.expressions()))
-    names = [column.name() for column in columns if plan_kind(column) == "AttributeReference"]
-    is_by_keys = len(names) == len(columns) and names == placement.keys.schema.names
-    return exchanges[0] if is_by_keys else None
+    by_name = {str(column.name()): column for column in columns}
+    names = placement.keys.schema.names
+    return (exchanges[0], [by_name[name] for name in names]) if by_name.keys() >= set(names) else None
 
 
 def _exchanges(plan: JavaObject) -> Iterator[JavaObject]:

@@ -186,7 +186,6 @@ def make_count_frames(
     layers_format = RunningFormat if window.is_running else CountFormat
     output = type(frames.output)(frames.output.fields[:-1])
     values |= {"output": output, "finishes": frames.finishes[:-1], "layers_format": layers_format(**layers)}
-    values["plain_keys"] = ()
     return CountFrames(**values)
 
 
@@ -241,7 +240,7 @@ class CountOperator(WindowOperator):
             self._frames, self._results(), emission, self._stack, self._context, fired=fired, closed=closed
         )
 
-    def _keep(self, flagged: BoundPlan, *, may_copy: bool) -> int:  # noqa: ARG002 - rows are numbered in order
+    def _keep(self, flagged: BoundPlan, *, may_copy: bool) -> None:  # noqa: ARG002 - rows are numbered in order
         layers_format, stack = self._frames.layers, self._stack
         observation = FrameObservation(("full",))
         layers, lease = stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)
@@ -258,4 +257,3 @@ class CountOperator(WindowOperator):
             figures = layer.frame.agg(layers_format.figure()).collect()[0].asDict()
         if stack.rebase(layer):
             self._emitter.set_full((figures or {}).get("full") or 0)
-        return layer.rows if layer else 0

@@ -143,8 +143,6 @@ ROW_ON_TIME, ROW_LATE, ROW_WITHOUT_TIME = 0, 1, 2
 FIRST, LAST = "first", "last"
 BY_PARTITION: Final = "late_by_partition"
 """The figure with the late rows of each source partition, as a JSON array."""
-LARGEST_PARTITION: Final = "heaviest"
-"""The figure with the rows on time of the largest partition."""
 
 
 class WantedFigures(NamedTuple):
@@ -152,23 +150,15 @@ class WantedFigures(NamedTuple):
 
     Attributes:
         late_by: the column with a row's source partition, and the partitions' names, for ``BY_PARTITION``.
-        key_partitions: the number of partitions of which the largest is counted, for ``LARGEST_PARTITION``.
         bounds: whether the least and the greatest end of panes of rows on time are wanted: ``FIRST``, ``LAST``.
     """
 
     late_by: tuple[str, tuple[str, ...]] | None = None
-    key_partitions: int = 0
     bounds: bool = False
 
 
-def figures_of(wanted: WantedFigures, keys: Sequence[str], schema: StructType) -> dict[str, Column]:
-    """Aggregates over flagged rows, by name.
-
-    Args:
-        wanted: which.
-        keys: plain columns of the rows.
-        schema: of the rows.
-    """
+def figures_of(wanted: WantedFigures, schema: StructType) -> dict[str, Column]:
+    """Aggregates over flagged rows with these columns, by name."""
     from pyspark.sql import functions as F
 
     codes = {"on_time": ROW_ON_TIME, "late": ROW_LATE, "missing": ROW_WITHOUT_TIME}
@@ -176,21 +166,11 @@ def figures_of(wanted: WantedFigures, keys: Sequence[str], schema: StructType) -
     if wanted.bounds:
         for name, extreme in ((FIRST, "min"), (LAST, "max")):
             figures[name] = F.expr(f"{extreme}(CASE WHEN {TIMELINESS} = {ROW_ON_TIME} THEN {PANE} END)")
-    if wanted.key_partitions:
-        figures[LARGEST_PARTITION] = _largest_partition(keys, wanted.key_partitions)
     if wanted.late_by is not None:
         column, names = wanted.late_by
         figure = f"count_if({{mine}} AND {TIMELINESS} <> {ROW_ON_TIME})"
         figures[BY_PARTITION] = F.expr(per_partition_array(figure, column, names, schema))
     return figures
-
-
-def _largest_partition(keys: Sequence[str], partitions: int) -> Column:
-    from pyspark.sql import functions as F
-
-    by = ", ".join(map(quote_identifier, keys))
-    place = f"CASE WHEN {TIMELINESS} = {ROW_ON_TIME} THEN pmod(CAST(hash({by}) AS BIGINT), {partitions}L) END"
-    return F.greatest(*(F.expr(f"count_if({place} = {number}L)") for number in range(partitions)))
 
 
 # ---- frames of a batch -----------------------------------------------------------------------------------------------
@@ -214,7 +194,6 @@ class WindowFrames:
         partials: aggregates over a batch's rows.
         bounds: columns of a result: group columns, start and end of the window.
         finishes: columns of a result: aggregates, over merged partials.
-        plain_keys: the columns of the input that are the keys; none if a key is computed, or rows cannot be folded.
     """
 
     micros: str
@@ -226,7 +205,6 @@ class WindowFrames:
     partials: tuple[Column, ...]
     bounds: tuple[Column, ...]
     finishes: tuple[Column, ...]
-    plain_keys: tuple[str, ...]
 
     @property
     def is_ordered(self) -> bool:
@@ -261,26 +239,25 @@ class WindowFrames:
         return flagged.where(f"{TIMELINESS} = {ROW_ON_TIME}").select(*self.inputs, *more)
 
     @property
-    def key_partitions(self) -> int:
-        """Number of partitions that rows fall into by their keys; one if keys are computed or rows cannot be folded.
+    def exchange_keys(self) -> tuple[Column, ...]:
+        """The keys, if rows that are ``grouped`` only have to be exchanged by them to be a layer; else none."""
+        return self.inputs[: len(self.layers_format.keys)]
 
-        Computed keys would have to be computed for late rows too, and some a second time.
+    def grouped(self, flagged: DataFrame) -> DataFrame:
+        """One row for each key and pane of the rows on time, in whatever partition."""
+        return self.on_time(flagged).groupBy(*self.groups).agg(*self.partials)
+
+    def partial(self, flagged: DataFrame) -> DataFrame:
+        """The same rows, partitioned as layers are.
+
+        Rows are exchanged by key and then aggregated. Without keys each task aggregates its own first.
         """
-        return self.layers_format.partitions if self.plain_keys else 1
-
-    def partial(self, flagged: DataFrame, *, pre_aggregate: bool = False) -> DataFrame:
-        """One row for each key and pane of the rows on time, partitioned as layers are.
-
-        Rows are exchanged and then aggregated: one exchange. With ``pre_aggregate``, or without keys, each task
-        aggregates its own rows first and only partials are exchanged: twice, since Spark brings those of a group
-        together by key and pane.
-        """
-        rows = self.on_time(flagged)
         layers_format = self.layers_format
-        if pre_aggregate or not layers_format.keys:
-            return layers_format.hashed(rows.groupBy(*self.groups).agg(*self.partials))
+        if not layers_format.keys:
+            return layers_format.hashed(self.grouped(flagged))
         keys = [_key(place) for place in range(len(layers_format.keys))]
-        return rows.repartition(layers_format.partitions, *keys).groupBy(*self.groups).agg(*self.partials)
+        rows = self.on_time(flagged).repartition(layers_format.partitions, *keys)
+        return rows.groupBy(*self.groups).agg(*self.partials)
 
     def late(self, flagged: DataFrame) -> DataFrame:
         """The rows that are not on time, as they came."""
@@ -353,13 +330,7 @@ def make_frames(
         partials=tuple(partials),
         bounds=bounds,
         finishes=finishes,
-        plain_keys=_plain(step.keys, schema),
     )
-
-
-def _plain(keys: Sequence[tuple[str, str | Column]], schema: StructType) -> tuple[str, ...]:
-    names = tuple(key for _, key in keys if isinstance(key, str) and key in schema.names)
-    return names if len(names) == len(keys) else ()
 
 
 def _merged_frame(layers_format: LayerFormat, session: SparkSession) -> DataFrame:

@@ -1,18 +1,18 @@
-"""Turns batches into layers: the plans, the counts of late rows, pre-aggregation, and deferred layers."""
+"""Turns batches into layers: the plans, the counts of late rows, and deferred layers."""
 
 from __future__ import annotations
 
 import json
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.clock import MAX_WATERMARK
 from penstock.elements import Batch, ObservedMetrics
 from penstock.errors import GraphError, InternalError
 from penstock.facts import RowsLate
 from penstock.interfaces.operator import LATE_PORT, MAIN_PORT, Collector, DeferredBatch, OperatorContext
-from penstock.operators.windows.frames import BY_PARTITION, FIRST, LARGEST_PARTITION, LAST, WantedFigures, figures_of
-from penstock.spark.bound_plans import BoundPlan, PreparedPlan, RebuiltRows, plan_of
+from penstock.operators.windows.frames import BY_PARTITION, FIRST, LAST, WantedFigures, figures_of
+from penstock.spark.bound_plans import BoundPlan, ObservedRows, PreparedPlan, RebuiltRows, plan_of
 from penstock.spark.plan_check import PlanCheck
 from penstock.spark.plans import analyzed_plan
 from penstock.spark.prepared_plans import PlanPreparer
@@ -22,7 +22,7 @@ from penstock.state.layers import STATS, LayerLabel, LazyLayer
 from penstock.state.parquet import HashSlice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
@@ -82,19 +82,26 @@ class LayerQueries:
 
     def figures(self, wanted: WantedFigures) -> dict[str, Column]:
         """The aggregates over flagged rows that are observed, by name."""
-        return figures_of(wanted, self._frames.plain_keys, self._flagged.schema)
+        return figures_of(wanted, self._flagged.schema)
 
-    def partial(self, flagged: BoundPlan, *, pre_aggregate: bool) -> tuple[BoundPlan, ObservedMetrics]:
-        """The rows of a batch's layer (``WindowFrames.partial``), and metrics that will have their statistics."""
-        if self._is_volatile:
-            return self._observed(self._prepared_layer, self._rebuilt(flagged, pre_aggregate=pre_aggregate))
-        return self._observed(self._prepared_partial(pre_aggregate=pre_aggregate), flagged)
+    def partial(self, flagged: BoundPlan, *, may_copy: bool) -> tuple[BoundPlan, Placement | None, ObservedMetrics]:
+        """The rows of a batch's layer, how they are exchanged, and metrics that will have their statistics.
 
-    def unobserved(self, flagged: BoundPlan) -> BoundPlan:
-        """The rows of a small batch's layer, without their statistics."""
+        Args:
+            flagged: the batch's rows.
+            may_copy: see ``Placement.may_copy``.
+        """
         if self._is_volatile:
-            return self._rebuilt(flagged, pre_aggregate=False)
-        return self._preparer.bind(self._prepared_partial(pre_aggregate=False), flagged)
+            plan, metrics = self._observed(self._prepared_layer, self._rebuilt(flagged))
+            return plan, None, metrics
+        plan, placement = self._placed(flagged, lambda rows: self._observed(rows, flagged)[0], may_copy=may_copy)
+        return plan, placement, cast("ObservedRows", plan).metrics
+
+    def unobserved(self, flagged: BoundPlan) -> tuple[BoundPlan, Placement | None]:
+        """The rows of a small batch's layer, without their statistics, and how they are exchanged."""
+        if self._is_volatile:
+            return self._rebuilt(flagged), None
+        return self._placed(flagged, lambda rows: self._preparer.bind(rows, flagged), may_copy=True)
 
     def merged(self, layers: Sequence[Layer], horizon: int) -> tuple[BoundPlan, ObservedMetrics]:
         """The rows of the layer that replaces ``layers``, and metrics that will have their statistics."""
@@ -121,16 +128,26 @@ class LayerQueries:
         """A lazy frame of a plan."""
         return self._preparer.frame(plan)
 
-    def placement(self, flagged: BoundPlan) -> Placement | None:
-        """How a batch's rows are exchanged for its layer; ``None`` if they have no keys."""
-        keys = len(self._frames.layers_format.keys)
-        if not keys or self._is_volatile:
+    def _placed(
+        self, flagged: BoundPlan, bind: Callable[[PreparedPlan], BoundPlan], *, may_copy: bool
+    ) -> tuple[BoundPlan, Placement | None]:
+        """The rows of a layer: grouped, with a placement that exchanges them, or else exchanged and then grouped."""
+        placement = self._placement(flagged, may_copy=may_copy)
+        if placement is not None:
+            plan = bind(self._prepared_partial(is_grouped=True))
+            if self._preparer.is_kept(plan, placement):
+                return plan, placement
+        return bind(self._prepared_partial(is_grouped=False)), None
+
+    def _placement(self, flagged: BoundPlan, *, may_copy: bool) -> Placement | None:
+        """How grouped rows of a batch are exchanged for its layer; ``None`` if they are not, or not by keys alone."""
+        keys = self._frames.exchange_keys
+        if not keys:
             return None
         if self._keys is None:
-            self._keys = self._preparer.prepare(
-                self._flagged_schema, lambda rows: rows.select(*self._frames.inputs[:keys])
-            )
-        return Placement(rows=flagged, keys=self._keys, partitions=self._frames.layers_format.partitions)
+            self._keys = self._preparer.prepare(self._flagged_schema, lambda rows: rows.select(*keys))
+        partitions = self._frames.layers_format.partitions
+        return Placement(rows=flagged, keys=self._keys, partitions=partitions, may_copy=may_copy)
 
     def keep(self, plan: BoundPlan, placement: Placement | None = None) -> DataFrame:
         """Run a plan of a layer's rows, and keep them: one job."""
@@ -149,22 +166,20 @@ class LayerQueries:
         assert prepared.observation is not None
         return self._preparer.observe(self._preparer.bind(prepared, below, *numbers), prepared.observation)
 
-    def _rebuilt(self, flagged: BoundPlan, *, pre_aggregate: bool) -> BoundPlan:
-        return RebuiltRows(partial(self._frames.partial, pre_aggregate=pre_aggregate), flagged)
+    def _rebuilt(self, flagged: BoundPlan) -> BoundPlan:
+        return RebuiltRows(self._frames.partial, flagged)
 
     @cached_property
     def _prepared_layer(self) -> PreparedPlan:
         """The rows of a layer as they are, to be observed."""
         return self._preparer.prepare(self._frames.layers_format.schema, lambda rows: rows, figures=self._stats())
 
-    def _prepared_partial(self, *, pre_aggregate: bool) -> PreparedPlan:
-        if pre_aggregate not in self._partials:
-            self._partials[pre_aggregate] = self._preparer.prepare(
-                self._flagged_schema,
-                lambda frame: self._frames.partial(frame, pre_aggregate=pre_aggregate),
-                figures=self._stats(),
-            )
-        return self._partials[pre_aggregate]
+    def _prepared_partial(self, *, is_grouped: bool) -> PreparedPlan:
+        """The rows of a layer; with ``is_grouped`` in whatever partitions, for a placement to exchange."""
+        if is_grouped not in self._partials:
+            build = self._frames.grouped if is_grouped else self._frames.partial
+            self._partials[is_grouped] = self._preparer.prepare(self._flagged_schema, build, figures=self._stats())
+        return self._partials[is_grouped]
 
     def _prepared_merge(self, *, sliced: bool) -> PreparedPlan:
         layers_format = self._frames.layers_format
@@ -191,74 +206,6 @@ class LayerQueries:
         except GraphError:  # refused: it does not depend on the row alone, so its plan cannot be reused either
             return True
         return check.is_volatile
-
-
-# ---- pre-aggregation -------------------------------------------------------------------------------------------------
-
-MIN_ROWS_PER_GROUP: Final = 8
-"""Rows per group at which pre-aggregation pays: with fewer, it costs more than exchanging the rows."""
-MIN_ROWS: Final = 50_000
-"""Rows of a large batch: exchanging fewer costs less than the stages that pre-aggregation adds."""
-SAMPLE_EVERY: Final = 32
-"""One of this many large batches has its largest partition counted, since that costs one more hash for each row."""
-MAX_PLACES: Final = 32
-"""Most partitions that are counted then: a hot key that overloads one of more partitions shows among these too."""
-
-
-class PreAggregation:
-    """Decides whether rows are aggregated before their exchange, from rows per group and from skew of batches so far.
-
-    Args:
-        partitions: number of partitions that rows are exchanged into.
-
-    Attributes:
-        is_worthwhile: whether the next batch is to be pre-aggregated.
-
-    >>> pre_aggregation = PreAggregation()
-    >>> pre_aggregation.is_worthwhile
-    False
-    >>> pre_aggregation.record(rows=100_000, groups=200)
-    >>> pre_aggregation.is_worthwhile
-    True
-    """
-
-    def __init__(self, partitions: int = 1) -> None:
-        self._partitions = min(partitions, MAX_PLACES)
-        self.is_worthwhile = False
-        self._batches_to_skip = 0
-        self._is_large = False
-        self._largest_share = 0.0
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the last batch had fewer than ``MIN_ROWS`` rows, so that its number of groups did not matter."""
-        return not self._is_large
-
-    @property
-    def sample_partitions(self) -> int:
-        """Number of partitions to find the largest of in the next batch; 0 if that is not to be counted."""
-        return self._partitions if self._partitions > 1 and self._is_large and not self._batches_to_skip else 0
-
-    def record(self, *, rows: int, groups: int, largest: int | None = None) -> None:
-        """Take in the figures of a batch; one without rows changes nothing.
-
-        Args:
-            rows: number of rows on time.
-            groups: number of their groups.
-            largest: number of rows in the largest partition, if that was counted.
-        """
-        if not rows:
-            return
-        self._is_large = rows >= MIN_ROWS
-        self._batches_to_skip = max(0, self._batches_to_skip - 1)
-        if largest is not None:
-            self._batches_to_skip, self._largest_share = SAMPLE_EVERY - 1, largest / rows
-        self.is_worthwhile = self._is_large and (rows >= MIN_ROWS_PER_GROUP * groups or self._is_skewed(rows, groups))
-
-    def _is_skewed(self, rows: int, groups: int) -> bool:
-        """Whether the largest partition has more rows to aggregate than a partition has with pre-aggregation."""
-        # with it, each partition gets an equal part of the rows, and after the exchange an equal part of the groups
-        return rows + groups < self._largest_share * rows * self._partitions
 
 
 # ---- one batch -------------------------------------------------------------------------------------------------------
@@ -305,11 +252,11 @@ class BatchIntake:
         batch: the batch.
         flagged: plan of its flagged rows, see ``WindowFrames.with_timeliness``.
         queries: the plans of the step.
-        pre_aggregation: is told the numbers of rows and groups.
         bounds: whether to observe the ends of its panes too, which ``stats`` needs.
 
     Attributes:
         observed: plan of the same rows, to make a layer of. The first job over it observes the figures.
+        on_time: number of rows that are on time, after ``finish``.
         late: number of rows that are late or without an event time, after ``finish``.
         missing: number of those without an event time.
     """
@@ -319,34 +266,26 @@ class BatchIntake:
         batch: Batch,
         flagged: BoundPlan,
         queries: LayerQueries,
-        pre_aggregation: PreAggregation,
         *,
         bounds: bool = False,
     ) -> None:
         self._batch = batch
         self._flagged = flagged
         self._queries = queries
-        self._pre_aggregation = pre_aggregation
         self._late_rows = LateRowReport(batch.partitions)
-        self._wanted = WantedFigures(
-            late_by=self._late_rows.column_and_names, key_partitions=pre_aggregation.sample_partitions, bounds=bounds
-        )
+        self._wanted = WantedFigures(late_by=self._late_rows.column_and_names, bounds=bounds)
         self._late_by_partition: object = None
         self.observed, self._metrics = queries.counted(flagged, self._wanted)
-        self.late = self.missing = 0
+        self.on_time = self.late = self.missing = 0
 
-    def finish(self, groups: int) -> None:
+    def finish(self) -> None:
         """Take in the figures, after a job has run over all of ``observed``.
-
-        Args:
-            groups: number of groups of the rows that are on time.
 
         Raises:
             ConnectorError: the job has not read what was planned.
         """
         figures = self._figures()
-        largest = figures.get(LARGEST_PARTITION)
-        self._pre_aggregation.record(rows=figures["on_time"] or 0, groups=groups, largest=largest)
+        self.on_time = figures["on_time"] or 0
         self.missing = figures["missing"] or 0
         self.late = (figures["late"] or 0) + self.missing
         self._late_by_partition = figures.get(BY_PARTITION)
@@ -388,6 +327,10 @@ def is_plain(batch: Batch) -> bool:
 # ---- deferred layers -------------------------------------------------------------------------------------------------
 
 
+MIN_ROWS: Final = 50_000
+"""Rows of a large batch."""
+
+
 class DeferredLayers:
     """Makes a batch's layer in the job that a consumer runs over the results, one layer at a time.
 
@@ -398,8 +341,10 @@ class DeferredLayers:
         queries: make the rows of layers.
         stack: gets the layers.
         emitter: sends the results that a layer changes.
-        pre_aggregation: says whether batches are small.
         context: the context of the step.
+
+    Attributes:
+        last_rows: number of rows on time of the last batch that had any.
     """
 
     def __init__(
@@ -408,42 +353,45 @@ class DeferredLayers:
         queries: LayerQueries,
         stack: Stack,
         emitter: WindowEmitter,
-        pre_aggregation: PreAggregation,
         context: OperatorContext,
     ) -> None:
         self._format = layers_format
         self._queries = queries
         self._stack = stack
         self._emitter = emitter
-        self._pre_aggregation = pre_aggregation
         self._context = context
+        self.last_rows = 0
         self._unfinished: Layer | None = None
 
     def may(self, batch: Batch) -> bool:
         """Whether one job can make a batch's layer and its results: nothing else runs the batch or reads its late rows.
 
-        A large batch gets a job of its own: that costs little in comparison, and its number of groups is needed.
+        A large batch gets a job of its own: that costs little in comparison, and tells how many rows the layer has.
         """
         is_read = MAIN_PORT in self._context.consumed and LATE_PORT not in self._context.consumed
-        is_small = self._pre_aggregation.is_small and not self._stack.loading
+        is_small = self.last_rows < MIN_ROWS and not self._stack.loading
         return is_read and is_plain(batch) and is_small and self._emitter.may_defer and self._queries.can_defer
 
     def begin(self, intake: BatchIntake, emit: Collector) -> DeferredBatch:
         """Send the results that a batch changes; the first job over them also makes the layer."""
         # The statistics are observed on the rows before the exchange, not on the layer: a task that fails after it has
         # cached its part of the layer finds that part when it is retried, and would observe nothing.
-        rows = self._queries.unobserved(intake.observed)
+        rows, placement = self._queries.unobserved(intake.observed)
         label = LayerLabel(
             name=self._stack.next_name(),
             level=0,
             emission_number=self._emitter.emission_number,
         )
-        kept = self._queries.keep_later(rows, self._queries.placement(intake.observed))
+        kept = self._queries.keep_later(rows, placement)
         lazy = LazyLayer(self._format, kept, intake.stats, label)
         self._unfinished = lazy.layer
         ran = ObservedMetrics(dict)
         self._emitter.defer(lazy.layer, ran, emit)
         return DeferredBatch(ran=ran, finish=partial(self._finish, lazy, intake))
+
+    def note(self, intake: BatchIntake) -> None:
+        """Take in how large a batch was; one without rows changes nothing."""
+        self.last_rows = intake.on_time or self.last_rows
 
     def close(self) -> None:
         """Release a layer that was not finished."""
@@ -456,6 +404,7 @@ class DeferredLayers:
         self._unfinished = None
         if layer is not None:
             self._stack.add(layer)
-        intake.finish(layer.rows if layer is not None else 0)
+        intake.finish()
+        self.note(intake)
         if not self._stack.closed:
             intake.report(self._context)

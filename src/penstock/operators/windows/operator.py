@@ -13,7 +13,7 @@ from penstock.elements import Batch, RefCount
 from penstock.interfaces.operator import LATE_PORT, Collector, DeferredBatch, OperatorContext
 from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.operators.windows.emitter import WindowEmitter
-from penstock.operators.windows.ingest import BatchIntake, DeferredLayers, LayerQueries, PreAggregation, is_plain
+from penstock.operators.windows.ingest import BatchIntake, DeferredLayers, LayerQueries, is_plain
 from penstock.operators.windows.results import ResultQueries
 from penstock.operators.windows.sessions import SessionEmitter, SessionFrames, SessionResults
 from penstock.spark.blocks import unpersist
@@ -83,10 +83,7 @@ class WindowOperator:
             self._durable = DurableLayers(self._stack, writer, live_layers(restored), horizon=horizon)
         self._emitter = self._make_emitter(emission, fired=fired, closed=closed)
         self._emit: Collector | None = None
-        self._pre_aggregation = PreAggregation(frames.key_partitions)
-        self._deferred = DeferredLayers(
-            frames.layers_format, self._queries, self._stack, self._emitter, self._pre_aggregation, context
-        )
+        self._deferred = DeferredLayers(frames.layers_format, self._queries, self._stack, self._emitter, context)
         self._choosing = threading.Lock()
         self._being_merged: frozenset[str] = frozenset()
         self._turn = 0
@@ -112,16 +109,18 @@ class WindowOperator:
         mark = next(_MARKS) if is_persisted else 0
         flagged = self._queries.with_timeliness(frame, horizon=horizon, mark=mark, arrival=arrival)
         if self._deferred.may(batch):
-            intake = BatchIntake(batch, flagged, self._queries, self._pre_aggregation, bounds=True)
+            intake = BatchIntake(batch, flagged, self._queries, bounds=True)
             return self._deferred.begin(intake, emit)
         kept: DataFrame | None = None
         if is_persisted:
             kept = self._queries.frame(flagged).persist()
             flagged = plan_of(kept)
-        intake = BatchIntake(batch, flagged, self._queries, self._pre_aggregation)
+        intake = BatchIntake(batch, flagged, self._queries)
         late = 0
         try:
-            intake.finish(self._keep(intake.observed, may_copy=kept is None and is_plain(batch)))
+            self._keep(intake.observed, may_copy=kept is None and is_plain(batch))
+            intake.finish()
+            self._deferred.note(intake)
             late = 0 if self._stack.closed else intake.late
         finally:
             if kept is not None and not late:
@@ -201,23 +200,21 @@ class WindowOperator:
             frames, self._preparer, SessionResults(frames) if isinstance(frames, SessionFrames) else None
         )
 
-    def _keep(self, flagged: BoundPlan, *, may_copy: bool) -> int:
-        """Put a layer of the rows on time on the stack, in one job. Returns how many rows it has.
+    def _keep(self, flagged: BoundPlan, *, may_copy: bool) -> None:
+        """Put a layer of the rows on time on the stack, in one job.
 
         Args:
             flagged: the batch's rows.
             may_copy: whether each task may get all rows of a small batch: see ``penstock.spark.row_owners``.
         """
         stack = self._stack
-        rows, metrics = self._queries.partial(flagged, pre_aggregate=self._pre_aggregation.is_worthwhile)
+        rows, placement, metrics = self._queries.partial(flagged, may_copy=may_copy)
         number = self._emitter.emission_number
         label = LayerLabel(name=stack.next_name(), level=0, emission_number=number)
-        may_copy = may_copy and not self._pre_aggregation.is_worthwhile
-        keep = partial(self._queries.keep, rows, self._queries.placement(flagged) if may_copy else None)
+        keep = partial(self._queries.keep, rows, placement)
         layer = cache_layer(self._frames.layers_format, keep, metrics.read, label)
         if layer:
             stack.add(layer)
-        return layer.rows if layer else 0
 
     def _send_late(self, kept: DataFrame, late: int, emit: Collector) -> None:
         lease = RefCount(lambda: unpersist(kept))

@@ -90,11 +90,13 @@ class SessionFormat(IntervalFormat):
 class SessionFrames(WindowFrames):
     """What a step with sessions does to frames."""
 
-    def partial(self, flagged: DataFrame, *, pre_aggregate: bool = False) -> DataFrame:  # noqa: ARG002
-        """One row for each key and session of the batch's rows on time, partitioned as layers are.
+    @property
+    def exchange_keys(self) -> tuple[Column, ...]:
+        """None: only where all rows of a key are is it known where its sessions begin."""
+        return ()
 
-        Nothing is folded: only where all rows of a key are is it known where its sessions begin.
-        """
+    def partial(self, flagged: DataFrame) -> DataFrame:
+        """One row for each key and session of the batch's rows on time, partitioned as layers are."""
         layers_format = self.layers_format
         rows = self.on_time(flagged)
         keys = rows.columns[: len(layers_format.keys)]
@@ -118,7 +120,7 @@ def to_session_frames(frames: WindowFrames) -> SessionFrames:
     values = {field.name: getattr(frames, field.name) for field in fields(frames)}
     layers = {field.name: getattr(frames.layers_format, field.name) for field in fields(frames.layers_format)}
     layers_format = SessionFormat(**{**layers, "scattered": False, "kind": KIND})
-    return SessionFrames(**{**values, "layers_format": layers_format, "plain_keys": ()})
+    return SessionFrames(**{**values, "layers_format": layers_format})
 
 
 # ---- results of sessions ---------------------------------------------------------------------------------------------

@@ -232,7 +232,6 @@ def _frames(window: Window, layers_format: LayerFormat, results: Sequence[Record
         partials=(),
         bounds=bounds,
         finishes=tuple(finishes),
-        plain_keys=(),
     )
 
 

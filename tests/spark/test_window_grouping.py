@@ -1,4 +1,4 @@
-"""Rows aggregated before they travel give the layers and results that rows aggregated in their places give."""
+"""Rows that are grouped before they are exchanged give the results of rows that are grouped in their places."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from penstock.clock import MAX_WATERMARK
 from penstock.interfaces.operator import LATE_PORT
 from penstock.operators import aggregates as agg
-from penstock.operators.windows import ingest
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import sliding, tumbling
+from penstock.spark import kept_plans
 from window_harness import Rig, counted, persistent
 
 pytestmark = pytest.mark.spark
@@ -53,34 +53,12 @@ def run(spark, folder, window) -> tuple[list[tuple[object, ...]], list[int], lis
 
 
 @pytest.mark.parametrize("window", [tumbling("10 seconds"), sliding("20 seconds", "5 seconds")], ids=str)
-def test_folded_batches_are_one_job_and_mix_with_others(spark, tmp_path, monkeypatch, window):
+def test_rows_grouped_before_their_exchange_are_those_that_are_grouped_after_it(spark, tmp_path, monkeypatch, window):
     before = persistent(spark)
-    plain, _, _ = run(spark, tmp_path / "plain", window)
-    monkeypatch.setattr(ingest, "MIN_ROWS", 1)
-    monkeypatch.setattr(ingest, "MIN_ROWS_PER_GROUP", 1)
-    folded, jobs, compiled = run(spark, tmp_path / "folded", window)
-    assert folded == plain
+    grouped, jobs, compiled = run(spark, tmp_path / "grouped", window)
+    monkeypatch.setattr(kept_plans, "is_keepable", lambda _plan: False)  # so rows are exchanged and then grouped
+    exchanged, _, _ = run(spark, tmp_path / "exchanged", window)
+    assert grouped == exchanged
     assert jobs == [1] * 5
-    assert compiled[3:] == [0, 0], "the second batch is the first that is folded"
+    assert compiled[2:] == [0] * 3
     assert persistent(spark) <= before
-
-
-def test_a_hot_key_among_many_is_noticed_and_changes_no_result(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(ingest, "MIN_ROWS", 100)
-    found = {}
-    for places in (1, 4):  # one place cannot be fuller than others, so nothing is folded there
-        rig = Rig(spark, step(tumbling("10 seconds")), SCHEMA, tmp_path / str(places), partitions=places)
-        folded, jobs = [], []
-        for turn in range(4):
-            hot = [{"k": 1.5, "at": n % 20 * SECOND, "x": n} for n in range(200)]
-            rare = [{"k": 1000.0 * turn + n, "at": n % 20 * SECOND, "x": n} for n in range(150)]
-            with counted(spark) as cost:
-                rig.process([*hot, *rare])
-            jobs.append(cost.jobs)
-            folded.append(rig.operator._pre_aggregation.is_worthwhile)
-        assert jobs == [1] * 4
-        assert folded == [False, *[places > 1] * 3]
-        rig.advance(MAX_WATERMARK)
-        found[places] = sorted(map(repr, rig.take()))
-        rig.operator.close()
-    assert found[1] == found[4]
