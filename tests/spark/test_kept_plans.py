@@ -334,7 +334,7 @@ def test_a_step_that_sends_changes_keeps_the_plans_of_its_layers_and_its_results
 @pytest.mark.timeout(900)
 def test_rows_and_figures_are_the_same_though_the_first_attempt_of_each_task_fails():
     found = {}
-    for words in ((), ("kept",), ("kept", "fails"), ("fails",), ("kept", "sent"), ("kept", "sent", "fails")):
+    for words in ((), ("kept", "fails"), ("kept", "sent", "fails")):
         program = Path(__file__).with_name("retried_program.py")
         path = os.pathsep.join([str(program.parent.parent), os.environ.get("PYTHONPATH", "")])
         ran = subprocess.run(
