@@ -53,7 +53,7 @@ class AdaptiveBatching:
     >>> schedule.polled(WallTime(100)), schedule.sent(takes_all=True)
     (0, None)
     >>> schedule.wait(WallTime(111)), schedule.wait(WallTime(117))
-    (6, 0)
+    (3, 0)
     >>> schedule.polled(WallTime(117)), schedule.sent(takes_all=True), schedule.wait(WallTime(120))
     (0, None, 7)
     """
