@@ -27,7 +27,7 @@ from penstock.spark.bound_plans import (
     UnitedRows,
     parts_of,
 )
-from penstock.spark.keepable import array_literals, is_keepable, is_keepable_physical, json_of
+from penstock.spark.keepable import array_literals, is_keepable, is_keepable_physical, is_row_wise, json_of
 from penstock.spark.kept_functions import METRICS, KeptFunctions, functions_of
 from penstock.spark.kept_rows import PlannedRows, SparkClasses, missing_class
 from penstock.spark.plans import MAX_REPLACEMENTS, plan_kind, scala_items
@@ -409,7 +409,9 @@ class KeptPlans:
                 physical = placed
             else:
                 own = self._own_rows(placement)
-                if own is None:
+                # On a cluster a task that is tried again elsewhere computes its rows again, and either copy may be
+                # read. Rows that were exchanged are the same for both, those of a function of Python may differ.
+                if own is None or not (self._classes.is_local or is_row_wise(analysed)):
                     return None
                 physical = physical.transformUp(replacement(exchange, exchange.child()))
         scans = list(_scans_of(physical, rdds))

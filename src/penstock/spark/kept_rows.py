@@ -72,6 +72,7 @@ class SparkClasses:
         self.leaves = RowLeaves(spark)
         self.longs = self.array_type(scala_object(jvm, "org.apache.spark.sql.types.LongType"), False)
         self.offset = int(self.platform.BYTE_ARRAY_OFFSET)
+        self.is_local = bool(self.context.isLocal())
         self.no_partitions = self.unknown(0)
         self._none = scala_object(jvm, "scala.None")
         context = spark.sparkContext
