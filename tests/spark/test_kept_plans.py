@@ -121,7 +121,8 @@ def test_numbers_and_figures_are_those_of_each_batch_and_nothing_is_compiled(spa
         free_blocks(frame)
 
 
-def test_functions_of_tasks_stay_though_a_number_of_an_observation_changes(spark):
+def test_functions_of_tasks_stay_though_a_number_of_an_observation_changes(spark, monkeypatch):
+    monkeypatch.setattr(kept_plans, "COPIES", 1)
     preparer = PlanPreparer(spark)
     prepared = preparer.prepare(
         batch(spark, 0).schema, lambda rows, least: rows.where(f"v >= {variable_literal(least, column='v')}"), numbers=1

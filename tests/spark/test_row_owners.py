@@ -15,6 +15,7 @@ from penstock.operators import aggregates as agg
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
 from penstock.operators.windows.emit_strategy import EmitStrategy
+from penstock.spark import kept_plans
 from penstock.spark.arrow import ArrowSender
 from penstock.spark.blocks import free_blocks
 from penstock.spark.bound_plans import BoundPlan, note_sent, plan_of
@@ -117,7 +118,8 @@ KEYS = {
 
 
 @pytest.mark.parametrize("partitions", [2, 5])
-def test_each_row_has_one_owner_where_an_exchange_would_bring_it(spark, partitions):
+def test_each_row_has_one_owner_where_an_exchange_would_bring_it(spark, monkeypatch, partitions):
+    monkeypatch.setattr(kept_plans, "COPIES", 1)
     for what, keys in KEYS.items():
         placed = Placed(spark, keys, lambda rows: rows.where("n <> 13"), partitions)
         for number, may_copy in enumerate((True, True, False)):  # a copy of the plan, its functions, with an exchange

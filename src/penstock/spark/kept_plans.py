@@ -47,6 +47,8 @@ log: Final = logging.getLogger("penstock")
 
 _PLACEHOLDERS: Final = range(FIRST_PLACEHOLDER + MAX_NUMBERS, FIRST_PLACEHOLDER + 800)
 """Numbers in the place of a plan's numbers, in order."""
+COPIES: Final = 3
+"""Batches with the same numbers that get copies, before the functions of tasks are taken: that costs more."""
 _PLACEHOLDER: Final = re.compile(rf"(?<!\d){str(FIRST_PLACEHOLDER)[:-4]}\d{{4}}(?!\d)")
 _KNOWN_PARTITIONING: Final = re.compile(r"SinglePartition\$?|hashpartitioning\([\w#, ]+, \d+\)")
 _EXPRESSION_ID: Final = re.compile(r"#\d+L?")
@@ -74,14 +76,14 @@ class _Array:
 
 @dataclass(frozen=True, slots=True)
 class _Numbered:
-    """A plan with the numbers that others than observing nodes have.
+    """A plan with the numbers that others than observing nodes have, and how many batches it has been copied for.
 
-    Once it is asked for again, it has the functions of its tasks, if they can be taken.
+    After ``COPIES`` it has the functions of its tasks, if they can be taken.
     """
 
     numbers: tuple[int, ...]
     plan: JavaObject
-    is_repeated: bool = False
+    copies: int = 1
     functions: KeptFunctions | None = None
 
 
@@ -176,14 +178,12 @@ class KeptPlan:
         return plan
 
     def _numbered(self, numbers: tuple[int, ...]) -> _Numbered:
-        """The plan with its numbers; the last one is kept, since most batches have the numbers of the one before.
-
-        From the second time on it has its functions: to take them costs more than a copy.
-        """
+        """The plan with its numbers; the last one is kept, since most batches have the numbers of the one before."""
         last, fixed = self._last, tuple(numbers[place] for place in self._fixed)
         if last is not None and last.numbers == fixed:
-            if not last.is_repeated:
-                self._last = last = _Numbered(fixed, last.plan, is_repeated=True, functions=self._functions(last.plan))
+            if last.copies <= COPIES:
+                functions = self._functions(last.plan) if last.copies == COPIES else None
+                self._last = last = _Numbered(fixed, last.plan, last.copies + 1, functions)
             return last
         self._last = _Numbered(fixed, self._with_numbers(numbers, self._plan, of_observed=False))
         return self._last
