@@ -183,7 +183,7 @@ def test_a_function_of_python_beside_the_keys_sees_each_row_once(spark):
 def test_on_a_cluster_rows_of_a_function_of_python_are_exchanged(spark):
     for column, is_in_one_stage in ((F.expr("n + 1"), True), (F.udf(abs, "BIGINT", useArrow=False)("n"), False)):
         placed = Placed(spark, ["k"], lambda rows, column=column: rows.withColumn("n", column))
-        placed.preparer._kept._classes.is_local = False
+        placed.preparer._kept._classes.keeps_one_copy = False
         plan, placement, _ = placed.plan(sent(spark))
         kept = placed.preparer.checkpoint(plan, placement)
         assert placed.is_in_one_stage() is is_in_one_stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.spark.blocks import JavaObject, scala_object
+from penstock.spark.blocks import JavaObject, function_of, scala_object
 from penstock.spark.bound_plans import note_sent
 
 if TYPE_CHECKING:
@@ -150,14 +150,12 @@ def factory_of(spark: SparkSession, made: JavaObject) -> ArrowFrameFactory | Non
     try:
         leaf = made.logicalPlan()
         rows = leaf.rdd()
-        function = rows.getClass().getDeclaredField("f")
-        function.setAccessible(True)
         tag, of = scala_object(jvm, "scala.reflect.ClassTag").apply, getattr(jvm, "java.lang.Class").forName
         factory = ArrowFrameFactory(
             context=inner.sparkContext._jsc.sc(),  # noqa: SLF001
             session=inner._jsparkSession,  # noqa: SLF001
             schema=made.schema(),
-            decode=function.get(rows),
+            decode=function_of(rows),
             placed=(leaf.outputPartitioning(), leaf.outputOrdering()),
             tags=(tag(of("org.apache.spark.sql.catalyst.InternalRow")), tag(of("[B"))),
             attributes=scala_object(jvm, "org.apache.spark.sql.catalyst.types.DataTypeUtils").toAttributes,

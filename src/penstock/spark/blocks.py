@@ -73,6 +73,13 @@ def with_session(frame: DataFrame, session: SparkSession) -> DataFrame:
     return frame_of_plan(java_frame(frame).queryExecution().analyzed(), session)
 
 
+def function_of(rdd: JavaObject) -> JavaObject:
+    """The function of an RDD's tasks, which is private: what the RDD makes of the rows of the one below."""
+    field = rdd.getClass().getDeclaredField("f")
+    field.setAccessible(True)
+    return field.get(rdd)
+
+
 def java_frame(frame: DataFrame) -> JavaObject:
     """The JVM's object of a frame."""
     return frame._jdf  # noqa: SLF001

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.spark.plans import plan_kind, scala_items
+from penstock.spark.plans import plan_kind, plan_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -165,7 +165,7 @@ def is_row_wise(text: str) -> bool:
 
 def is_keepable_physical(plan: JavaObject) -> bool:
     """Whether Spark's physical plan consists of nodes whose copies are independent of one another."""
-    return plan_kind(plan) in _PHYSICAL and all(map(is_keepable_physical, scala_items(plan.children())))
+    return all(plan_kind(node) in _PHYSICAL for node in plan_nodes(plan))
 
 
 def array_literals(text: str) -> list[tuple[str, tuple[int, ...]]]:

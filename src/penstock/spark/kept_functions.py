@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import assert_never
+from penstock.spark.blocks import function_of
 from penstock.spark.plans import plan_kind, scala_items
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class _Taking:
                 if below.id() in projected:  # the scan's function, which copies rows that are copies already
                     return projected[below.id()]
                 stage = self._of_rdd(below, known, projected)
-                return None if stage is None else _Mapped(self._classes.function_of(rdd), stage)
+                return None if stage is None else _Mapped(function_of(rdd), stage)
             case "SQLPartitioningAwareUnionRDD":
                 sides = [self._of_rdd(side, known, projected) for side in scala_items(rdd.rdds())]
                 found = tuple(side for side in sides if side is not None)

@@ -30,7 +30,7 @@ from penstock.spark.bound_plans import (
 from penstock.spark.keepable import array_literals, is_keepable, is_keepable_physical, is_row_wise, json_of
 from penstock.spark.kept_functions import METRICS, KeptFunctions, functions_of
 from penstock.spark.kept_rows import PlannedRows, SparkClasses, missing_class
-from penstock.spark.plans import MAX_REPLACEMENTS, plan_kind, scala_items
+from penstock.spark.plans import MAX_REPLACEMENTS, plan_kind, plan_nodes
 from penstock.spark.row_owners import OwnRows, Placement, RowOwners, exchange_of
 
 log: Final = logging.getLogger("penstock")
@@ -149,24 +149,25 @@ class KeptPlan:
         numbered = self._numbered(numbers)
         if numbered.functions is not None:
             return numbered.functions.over(rdds, partial(self._with_numbers, numbers, of_observed=True))
-        copy = self._replaced(
-            self._with_numbers(numbers, numbered.plan, of_observed=True),
-            *itertools.chain(*((scan.node, self._scan(scan, rdds[scan.place])) for scan in self._scans)),
-        )
+        copy = self._over(self._with_numbers(numbers, numbered.plan, of_observed=True), dict(enumerate(rdds)))
         nodes = {label: copy.p(number) for label, number in self._figures.items()}
         return copy.execute(), nodes
 
     def _functions(self, plan: JavaObject) -> KeptFunctions | None:
         """The functions of the plan's tasks, taken over leaves without rows."""
         # a union of leaves needs their partitions
-        rdds = [
-            self._classes.empty_rows(max(1, scan.node.outputPartitioning().numPartitions())) for scan in self._scans
-        ]
-        empty = self._replaced(
-            plan, *itertools.chain(*((s.node, self._scan(s, r)) for s, r in zip(self._scans, rdds, strict=True)))
+        rdds = {
+            scan.place: self._classes.empty_rows(max(1, scan.node.outputPartitioning().numPartitions()))
+            for scan in self._scans
+        }
+        places = {rdd.id(): place for place, rdd in rdds.items()}
+        return functions_of(self._classes, self._replaced, self._over(plan, rdds), places)
+
+    def _over(self, plan: JavaObject, rdds: Mapping[int, JavaObject]) -> JavaObject:
+        """The plan over other input rows, given by their places."""
+        return self._replaced(
+            plan, *itertools.chain(*((scan.node, self._scan(scan, rdds[scan.place])) for scan in self._scans))
         )
-        places = {rdd.id(): scan.place for scan, rdd in zip(self._scans, rdds, strict=True)}
-        return functions_of(self._classes, self._replaced, empty, places)
 
     def _scan(self, scan: _Scan, rdd: JavaObject) -> JavaObject:
         columns, _, *others = scan.arguments
@@ -411,7 +412,7 @@ class KeptPlans:
                 own = self._own_rows(placement)
                 # On a cluster a task that is tried again elsewhere computes its rows again, and either copy may be
                 # read. Rows that were exchanged are the same for both, those of a function of Python may differ.
-                if own is None or not (self._classes.is_local or is_row_wise(analysed)):
+                if own is None or not (self._classes.keeps_one_copy or is_row_wise(analysed)):
                     return None
                 physical = physical.transformUp(replacement(exchange, exchange.child()))
         scans = list(_scans_of(physical, rdds))
@@ -501,10 +502,7 @@ def _arrays_of(optimized: str | None, analysed: str) -> dict[tuple[int, ...], bo
 
 def _scans_of(plan: JavaObject, rdds: Sequence[int]) -> Iterator[_Scan]:
     """The leaves of a physical plan that read input rows."""
-    if plan_kind(plan) == "RDDScanExec":
-        number = plan.rdd().id()
-        if number in rdds:
-            arguments = tuple(plan.productElement(place) for place in range(plan.productArity()))
-            yield _Scan(node=plan, place=rdds.index(number), arguments=arguments)
-    for child in scala_items(plan.children()):
-        yield from _scans_of(child, rdds)
+    for node in plan_nodes(plan):
+        if plan_kind(node) == "RDDScanExec" and (number := node.rdd().id()) in rdds:
+            arguments = tuple(node.productElement(place) for place in range(node.productArity()))
+            yield _Scan(node=node, place=rdds.index(number), arguments=arguments)

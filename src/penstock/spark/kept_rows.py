@@ -10,7 +10,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from penstock.spark.blocks import JavaObject, RowLeaves, call_either, frame_of_plan, java_frame, scala_object
+from penstock.spark.blocks import (
+    JavaObject,
+    RowLeaves,
+    call_either,
+    frame_of_plan,
+    function_of,
+    java_frame,
+    scala_object,
+)
+from penstock.spark.kept_output import RowKeeper
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -35,6 +44,9 @@ INTERNALS: Final = {
     "filter": "org.apache.spark.sql.execution.FilterExec",
     "exchange": "org.apache.spark.sql.execution.exchange.ShuffleExchangeExec",
     "hashed": "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning",
+    "if_else": "org.apache.spark.sql.catalyst.expressions.If",
+    "equal": "org.apache.spark.sql.catalyst.expressions.EqualTo",
+    "task_number": "org.apache.spark.sql.catalyst.expressions.SparkPartitionID",
     "stage": "org.apache.spark.sql.execution.WholeStageCodegenExec",
 }
 """Classes that kept plans need, by the attribute of ``SparkClasses`` that has them."""
@@ -72,7 +84,7 @@ class SparkClasses:
         self.leaves = RowLeaves(spark)
         self.longs = self.array_type(scala_object(jvm, "org.apache.spark.sql.types.LongType"), False)
         self.offset = int(self.platform.BYTE_ARRAY_OFFSET)
-        self.is_local = bool(self.context.isLocal())
+        self.keeps_one_copy = RowKeeper.keeps_one_copy(spark)
         self.no_partitions = self.unknown(0)
         self._none = scala_object(jvm, "scala.None")
         context = spark.sparkContext
@@ -95,6 +107,14 @@ class SparkClasses:
         data = self.long_array()
         data.pointTo(content, self.offset, len(content))
         return self.literal(data, self.longs)
+
+    def constant_array(self, values: Sequence[int]) -> JavaObject:
+        """The same, as Spark's optimiser makes it of constants: equal to that one, so that it can be replaced."""
+        gateway: Any = self.spark.sparkContext._gateway  # noqa: SLF001
+        array = gateway.new_array(gateway.jvm.long, len(values))
+        for place, value in enumerate(values):
+            array[place] = value
+        return self.literal(self.generic_array(array), self.longs)
 
     def exchanged_by(self, exchange: JavaObject, columns: Sequence[JavaObject], partitions: int) -> JavaObject:
         """The exchange of a physical plan, by other columns."""
@@ -120,10 +140,6 @@ class SparkClasses:
             (rdd, function, False, False, False, *tags),
         )
 
-    def function_of(self, rdd: JavaObject) -> JavaObject:
-        """The function of an RDD's tasks."""
-        return _function_of(rdd)
-
     def empty_rows(self, partitions: int) -> JavaObject:
         """An RDD without a row."""
         return self.context.parallelize(self.leaves.lists.nil, partitions, self.row_tag)
@@ -138,14 +154,6 @@ class SparkClasses:
         """A copy of a node of a physical plan with one child, over an RDD of that child's rows."""
         return node.withNewChildren(self.leaves.lists([self.scan_of(node.child().output(), rdd)]))
 
-    def constant_array(self, values: Sequence[int]) -> JavaObject:
-        """The same, as Spark's optimiser makes it of constants: equal to that one, so that it can be replaced."""
-        gateway: Any = self.spark.sparkContext._gateway  # noqa: SLF001
-        array = gateway.new_array(gateway.jvm.long, len(values))
-        for place, value in enumerate(values):
-            array[place] = value
-        return self.literal(self.generic_array(array), self.longs)
-
 
 _copying: WeakKeyDictionary[SparkContext, JavaObject] = WeakKeyDictionary()
 
@@ -154,13 +162,7 @@ def _copying_function(spark: SparkSession) -> JavaObject:
     """Spark's own function of a task that copies rows: an iterator may give the same row object again and again."""
     kept = java_frame(spark.range(1).localCheckpoint(eager=False)).logicalPlan().rdd()
     kept.unpersist(False)
-    return _function_of(kept)
-
-
-def _function_of(rdd: JavaObject) -> JavaObject:
-    field = rdd.getClass().getDeclaredField("f")
-    field.setAccessible(True)
-    return field.get(rdd)
+    return function_of(kept)
 
 
 # ---- rows that Spark has planned -------------------------------------------------------------------------------------

@@ -49,6 +49,13 @@ def scala_items(seq: JavaObject) -> Iterator[JavaObject]:
     return (seq.apply(place) for place in range(seq.size()))
 
 
+def plan_nodes(plan: JavaObject) -> Iterator[JavaObject]:
+    """The nodes of a plan, each before its children."""
+    yield plan
+    for child in scala_items(plan.children()):
+        yield from plan_nodes(child)
+
+
 def plan_kind(node: JavaObject) -> str:
     """The name of the class of a plan's node."""
     return str(node.getClass().getSimpleName()).removesuffix("$")
@@ -154,14 +161,6 @@ class PlanEditor:
     def frame(self, plan: JavaObject) -> DataFrame:
         """A lazy frame of a plan whose parts are analysed."""
         return frame_of_plan(plan, self.spark)
-
-    def optimized(self, plan: JavaObject) -> JavaObject:
-        """A plan whose parts are analysed, after Spark's optimiser."""
-        return optimized_plan(self.frame(plan))
-
-    def list_of(self, items: Sequence[JavaObject]) -> JavaObject:
-        """A Scala list."""
-        return self._lists(items)
 
     def _wrap(self, made: JavaObject) -> DataFrame:
         from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame

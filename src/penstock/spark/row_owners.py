@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from penstock.spark.blocks import function_of
 from penstock.spark.bound_plans import (
     FIRST_PLACEHOLDER,
     BoundPlan,
@@ -16,10 +17,10 @@ from penstock.spark.bound_plans import (
     parts_of,
 )
 from penstock.spark.keepable import is_keepable, is_row_wise, json_of
-from penstock.spark.plans import plan_kind, scala_items
+from penstock.spark.plans import optimized_plan, plan_kind, plan_nodes, scala_items
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from penstock.spark.blocks import JavaObject
     from penstock.spark.kept_rows import SparkClasses
@@ -79,7 +80,7 @@ class OwnRows:
         self._tasks = tasks
         # a stage with generated code tells its filter the number of the task
         own = classes.filter(is_own, classes.scan_of(columns, classes.empty_rows(1)))
-        self._function = classes.function_of(classes.stage(own, 1).execute())
+        self._function = function_of(classes.stage(own, 1).execute())
         self._passed = own.longMetric("numOutputRows")
 
     def of(self, rows: JavaObject) -> tuple[JavaObject, Callable[[], int]]:
@@ -104,11 +105,6 @@ class RowOwners:
     def __init__(self, classes: SparkClasses, builder: PlanBuilder) -> None:
         self._classes = classes
         self._builder = builder
-        jvm: Any = builder.spark._jvm  # noqa: SLF001 - plans have no public way in
-        expressions = "org.apache.spark.sql.catalyst.expressions"
-        self._if, self._equal = (getattr(jvm, f"{expressions}.{name}") for name in ("If", "EqualTo"))
-        self._task = getattr(jvm, f"{expressions}.SparkPartitionID")
-        self._hashed = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")
 
     def own_rows(self, placement: Placement, leaf: JavaObject) -> OwnRows | None:
         """What gives each task its own rows; ``None`` if a key is no expression over the columns of the input.
@@ -119,22 +115,22 @@ class RowOwners:
             placement: the exchange that this replaces.
             leaf: stands for the input rows.
         """
-        number = self._builder.editor.literal(FIRST_PLACEHOLDER)
+        classes, number = self._classes, self._builder.editor.literal(FIRST_PLACEHOLDER)
         parts = PlanParts(rows=lambda _: leaf, number=lambda _: number, observe=lambda _rows, below, _bound: below)
         logical = self._builder.build(BoundRows(placement.keys, placement.rows), parts)
         analysed = json_of(logical)
         if analysed is None or not is_keepable(analysed):
             return None
-        keys = self._builder.editor.optimized(logical)
+        keys = optimized_plan(self._builder.editor.frame(logical))
         columns, below = (keys.projectList(), keys.child()) if plan_kind(keys) == "Project" else (keys.output(), keys)
         condition, below = (below.condition(), below.child()) if plan_kind(below) == "Filter" else (None, below)
         if plan_kind(below) != "LogicalRDD" or below.rdd().id() != leaf.rdd().id() or not _is_of_the_row(keys):
             return None
         values = [column.child() if plan_kind(column) == "Alias" else column for column in scala_items(columns)]
-        owner = self._hashed(self._builder.editor.list_of(values), placement.partitions).partitionIdExpression()
+        owner = classes.hashed(classes.leaves.lists(values), placement.partitions).partitionIdExpression()
         if condition is not None:
-            owner = self._if(condition, owner, self._builder.editor.literal(0))
-        return OwnRows(self._classes, leaf.output(), self._equal(owner, self._task()), placement.partitions)
+            owner = classes.if_else(condition, owner, self._builder.editor.literal(0))
+        return OwnRows(classes, leaf.output(), classes.equal(owner, classes.task_number()), placement.partitions)
 
 
 def _is_of_the_row(keys: JavaObject) -> bool:
@@ -148,7 +144,7 @@ def exchange_of(plan: JavaObject, placement: Placement) -> tuple[JavaObject, lis
 
     ``None`` if it is not the only one, or not by these and other columns.
     """
-    exchanges = list(_exchanges(plan))
+    exchanges = [node for node in plan_nodes(plan) if plan_kind(node).endswith("ExchangeExec")]
     if len(exchanges) != 1 or plan_kind(exchanges[0].outputPartitioning()) != "HashPartitioning":
         return None
     columns = list(scala_items(exchanges[0].outputPartitioning().expressions()))
@@ -157,10 +153,3 @@ def exchange_of(plan: JavaObject, placement: Placement) -> tuple[JavaObject, lis
     by_name = {str(column.name()): column for column in columns}
     names = placement.keys.schema.names
     return (exchanges[0], [by_name[name] for name in names]) if by_name.keys() >= set(names) else None
-
-
-def _exchanges(plan: JavaObject) -> Iterator[JavaObject]:
-    if plan_kind(plan).endswith("ExchangeExec"):
-        yield plan
-    for child in scala_items(plan.children()):
-        yield from _exchanges(child)
