@@ -38,12 +38,12 @@ ROWS_IN_A_MINUTE = 1_000_000
 _BASE = 1_700_000_040
 
 
-def order(number: int, created: int, micros: int | None = None) -> bytes:
+def order(number: int, created: int, micros: int | None = None, users: int = USERS) -> bytes:
     """Some 130 bytes of JSON. ``micros``: its event time since the base, its number's if not given."""
     at = number * (60_000_000 // ROWS_IN_A_MINUTE) if micros is None else micros
     seconds, rest = divmod(at, 1_000_000)
     text = _second(seconds)
-    user = number * 2_654_435_761 % 4_294_967_296 % USERS
+    user = number * 2_654_435_761 % 4_294_967_296 % users
     return (
         f'{{"id": {number}, "user": "u{user:05}", "amount": {number % 9973 / 100}, '
         f'"at": "{text}.{rest:06}Z", "created": {created}}}'
@@ -85,8 +85,8 @@ def fill(servers: str, rows: int) -> str:
 class Feed:
     """A process of its own that appends ``per_second`` orders to a topic, evenly; each knows when it was appended."""
 
-    def __init__(self, servers: str, topic: str, per_second: int) -> None:
-        command = [sys.executable, __file__, servers, topic, str(per_second)]
+    def __init__(self, servers: str, topic: str, per_second: int, users: int = USERS) -> None:
+        command = [sys.executable, __file__, servers, topic, str(per_second), str(users)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._told: dict[str, Any] = {}
         threading.Thread(target=self._listen, daemon=True).start()
@@ -106,7 +106,7 @@ class Feed:
         self._process.wait()
 
 
-def _feed(servers: str, topic: str, per_second: int) -> None:
+def _feed(servers: str, topic: str, per_second: int, users: int) -> None:
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 1, "acks": 1})
@@ -116,7 +116,8 @@ def _feed(servers: str, topic: str, per_second: int) -> None:
         due = int((now - began) * per_second)
         micros = int(now * 1e6)
         for number in range(sent, due):
-            producer.produce(topic, order(number, micros, micros - _BASE * 1_000_000), partition=number % PARTITIONS)
+            value = order(number, micros, micros - _BASE * 1_000_000, users)
+            producer.produce(topic, value, partition=number % PARTITIONS)
         worst = max(worst, (due - sent) / per_second * 1e3)
         sent = due
         producer.poll(0)
@@ -168,4 +169,4 @@ def spark_orders(spark: SparkSession, of: Input, rows: int | None = None) -> Dat
 
 
 if __name__ == "__main__":
-    _feed(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    _feed(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

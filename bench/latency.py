@@ -1,9 +1,10 @@
 """From append to sink, on a live Kafka topic of 10,000 JSON rows a second: penstock against Structured Streaming.
 
-make bench-latency                                  three pipelines, about 10 minutes
+make bench-latency                                  four pipelines, about 14 minutes
 make bench-latency ARGS="--pipelines keyed"         one
 
-Pipelines: two stateless steps, fifteen, and one keyed window in update mode. The sink is the same in both: each batch
+Pipelines: two stateless steps, fifteen, one keyed window of 1,000 users in update mode, and one of 200,000 users, all
+of which stay open (``keyed_many``, windows of 10 minutes). The sink is the same in both: each batch
 is written to Spark's ``noop`` format, while an observation in that job tells when the newest of its rows had been
 appended. A row's latency is the time from its append to the end of the job that wrote its batch; rows between
 the newest of one batch and of the next are taken to have come evenly, as they do. Both run as fast as they can
@@ -33,7 +34,8 @@ from typing import TYPE_CHECKING, Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
-import result  # noqa: E402 - found through the path above
+import kafka_load  # noqa: E402 - found through the path above
+import result  # noqa: E402
 from kafka_load import Feed, Input, Topics, broker, connector_options, penstock_orders, spark_orders  # noqa: E402
 from latency_sink import Arrivals, NoopSink, write_noop  # noqa: E402
 from processes import compilations, jobs_run, processor_seconds  # noqa: E402
@@ -42,8 +44,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PER_SECOND = 10_000
-PIPELINES = ("stateless", "fifteen", "keyed")
-WINDOW, DELAY = "10 seconds", "2 seconds"
+PIPELINES = ("stateless", "fifteen", "keyed", "keyed_many")
+WINDOWS = {"keyed": "10 seconds", "keyed_many": "10 minutes"}
+USERS = {"keyed_many": 200_000}
+DELAY = "2 seconds"
 
 
 @dataclass
@@ -156,7 +160,7 @@ def penstock(spark: SparkSession, of: Input, pipeline: str, folder: Path, arriva
         if pipeline in STEPS:
             orders.transform(STEPS[pipeline]).write("out", NoopSink(arrivals))
             return
-        windows = orders.with_watermark("at", delay=DELAY).group_by("user", ps.tumbling(WINDOW))
+        windows = orders.with_watermark("at", delay=DELAY).group_by("user", ps.tumbling(WINDOWS[pipeline]))
         results = windows.agg(
             "totals",
             ps.agg.sum("amount").alias("amount"),
@@ -192,7 +196,7 @@ def structured_streaming(
     if pipeline in STEPS:
         frame, mode = STEPS[pipeline](orders), "append"
     else:
-        windows = orders.withWatermark("at", DELAY).groupBy("user", F.window("at", WINDOW))
+        windows = orders.withWatermark("at", DELAY).groupBy("user", F.window("at", WINDOWS[pipeline]))
         totals = windows.agg(
             F.sum("amount").alias("amount"), F.count("*").alias("n"), F.max("created").alias("created")
         )
@@ -293,7 +297,7 @@ def main() -> int:
         quiet = Input(kafka.servers, topics.create("quiet", partitions=4))
         for number, pipeline, engine in itertools.product(range(arguments.rounds + 1), arguments.pipelines, ENGINES):
             topic = topics.create("live", partitions=4, retention_bytes=256 << 20)
-            feed = Feed(kafka.servers, topic, arguments.per_second)
+            feed = Feed(kafka.servers, topic, arguments.per_second, USERS.get(pipeline, kafka_load.USERS))
             try:
                 of = Input(kafka.servers, topic, "latest")
                 folder = home / f"{pipeline}-{number}-{engine.split()[0]}"

@@ -31,7 +31,7 @@ from penstock.spark.kept_rows import missing_class
 from penstock.spark.plans import AHEAD_BOUND, observe_sql, plan_kind
 from penstock.spark.prepared_plans import PlanPreparer
 from penstock.spark.sql import variable_literal
-from window_harness import Rig, compilations, counted, persistent
+from window_harness import Rig, compilations, counted, next_job, persistent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,6 +165,23 @@ def test_a_kept_plan_holds_no_rows_of_a_batch(spark):
     (known,) = preparer._kept._shapes.values()
     assert known.plan is not None
     assert [plan_kind(scan.node.rdd()) for scan in known.plan._scans] == ["EmptyRDD"]
+
+
+@pytest.mark.parametrize("how", ["left", "inner"])
+def test_a_joined_table_is_broadcast_once_and_not_for_each_batch(spark, how):
+    preparer = PlanPreparer(spark)
+    table = spark.sql("SELECT * FROM VALUES ('a', 1L), ('b', 2L) AS t (k, c)").localCheckpoint()
+    prepared = preparer.prepare(batch(spark, 0).schema, lambda rows: rows.join(table, "k", how))
+    jobs = []
+    for number in range(5):
+        plan, first = preparer.bind(prepared, plan_of(batch(spark, number))), next_job(spark)
+        rows = preparer._kept.kept(plan)
+        assert rows is not None
+        found = rows_of(rows.frame())
+        jobs.append(next_job(spark) - first)
+        assert found == rows_of(preparer.frame(plan))
+    assert jobs == [2, 1, 1, 1, 1], "the first job sends the table"
+    free_blocks(table)
 
 
 # ------------------------------------------------------------------------------------------------ what may not be kept

@@ -12,6 +12,7 @@ from penstock.elements import ObservedMetrics
 from penstock.errors import assert_never
 from penstock.spark.blocks import JavaObject, java_frame, logical_plan
 from penstock.spark.plans import MAX_REPLACEMENTS, ObservationSpec, PlanEditor, PlanLeaf, PlanObserver
+from penstock.spark.sql import quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,6 +101,18 @@ class UnitedRows:
     sides: tuple[BoundPlan, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchedRows:
+    """The rows that have the keys of some others. Both have the same columns, and share no expression id.
+
+    Keys are compared by their hash, so rows with other keys may be among them.
+    """
+
+    rows: BoundPlan
+    others: BoundPlan
+    keys: tuple[str, ...]
+
+
 class ObservedRows:
     """Rows that are observed on the way.
 
@@ -128,7 +141,7 @@ class ObservedRows:
         return None if source is None else source()
 
 
-BoundPlan: TypeAlias = InputRows | BoundRows | RebuiltRows | UnitedRows | ObservedRows
+BoundPlan: TypeAlias = InputRows | BoundRows | RebuiltRows | UnitedRows | MatchedRows | ObservedRows
 
 
 def plan_of(frame: DataFrame) -> BoundPlan:
@@ -155,6 +168,8 @@ def output_type(plan: BoundPlan) -> JavaObject:
             return plan.output_type
         case UnitedRows():
             return output_type(plan.sides[0])
+        case MatchedRows():
+            return output_type(plan.rows)
         case ObservedRows():
             return output_type(plan.below)
         case _:
@@ -169,6 +184,9 @@ def parts_of(plan: BoundPlan) -> Iterator[BoundPlan]:
         case UnitedRows():
             for side in plan.sides:
                 yield from parts_of(side)
+        case MatchedRows():
+            yield from parts_of(plan.rows)
+            yield from parts_of(plan.others)
         case BoundRows() | RebuiltRows() | ObservedRows():
             yield from parts_of(plan.below)
         case _:
@@ -226,6 +244,9 @@ class PlanBuilder:
                 return logical_plan(plan.build(self.editor.frame(self.build(plan.below, parts))))
             case UnitedRows():
                 return self.editor.union([self.build(side, parts) for side in plan.sides])
+            case MatchedRows():
+                rows, others = (self.editor.frame(self.build(each, parts)) for each in (plan.rows, plan.others))
+                return logical_plan(_matched(rows, others, plan.keys))
             case ObservedRows():
                 below = self.build(plan.below, parts)
                 return parts.observe(plan, below, None if plan.bound is None else parts.number(plan.bound))
@@ -249,6 +270,14 @@ class PlanBuilder:
         node, metrics = self.observer.observe(below, rows.spec, bound=bound)
         rows.read_from(metrics.read)
         return node
+
+
+def _matched(rows: DataFrame, others: DataFrame, keys: Sequence[str]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    # A hash is one BIGINT that is never NULL, whatever the keys are: NULL is a key as any other.
+    of_rows, of_others = (F.xxhash64(*(each[quote_identifier(key)] for key in keys)) for each in (rows, others))
+    return rows.join(others.hint("shuffle_hash"), of_rows == of_others, "left_semi")
 
 
 _BOUND: Final = "bound_plan"

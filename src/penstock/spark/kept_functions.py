@@ -58,7 +58,15 @@ class _United:
     sides: tuple[_Stage, ...]
 
 
-_Stage: TypeAlias = _Input | _Mapped | _Observed | _United
+@dataclass(frozen=True, slots=True)
+class _Zipped:
+    """What a function of a task makes of the rows of two stages, partition by partition: a join."""
+
+    function: JavaObject
+    sides: tuple[_Stage, ...]
+
+
+_Stage: TypeAlias = _Input | _Mapped | _Observed | _United | _Zipped
 
 
 class KeptFunctions:
@@ -103,6 +111,8 @@ class KeptFunctions:
                 return nodes[label].execute()
             case _United(partitions, sides):
                 return classes.united([self._over(side, inputs, numbered, nodes) for side in sides], partitions)
+            case _Zipped(function, sides):
+                return classes.zipped_rows([self._over(side, inputs, numbered, nodes) for side in sides], function)
             case _:
                 assert_never(stage)
 
@@ -146,10 +156,8 @@ class _Taking:
         return self._of_rdd(self._replaced(plan, *pairs).execute(), known, projected)
 
     def _of_rdd(self, rdd: JavaObject, known: Mapping[int, _Stage], projected: Mapping[int, _Stage]) -> _Stage | None:
-        if rdd.id() in known:
-            return known[rdd.id()]
-        if rdd.isBarrier() or rdd.getResourceProfile() is not None:
-            return None
+        if rdd.id() in known or rdd.isBarrier() or rdd.getResourceProfile() is not None:
+            return known.get(rdd.id())
         match plan_kind(rdd):
             case "MapPartitionsRDD":
                 below = rdd.prev()
@@ -157,10 +165,14 @@ class _Taking:
                     return projected[below.id()]
                 stage = self._of_rdd(below, known, projected)
                 return None if stage is None else _Mapped(function_of(rdd), stage)
-            case "SQLPartitioningAwareUnionRDD":
-                sides = [self._of_rdd(side, known, projected) for side in scala_items(rdd.rdds())]
+            case "SQLPartitioningAwareUnionRDD" | "ZippedPartitionsRDD2" as kind:
+                is_union = kind == "SQLPartitioningAwareUnionRDD"
+                rdds = scala_items(rdd.rdds()) if is_union else (rdd.rdd1(), rdd.rdd2())
+                sides = [self._of_rdd(side, known, projected) for side in rdds]
                 found = tuple(side for side in sides if side is not None)
-                return _United(rdd.getNumPartitions(), found) if len(found) == len(sides) else None
+                if len(found) < len(sides):
+                    return None
+                return _United(rdd.getNumPartitions(), found) if is_union else _Zipped(function_of(rdd), found)
             case _:
                 return None
 

@@ -20,6 +20,7 @@ from penstock.spark.bound_plans import (
     BoundPlan,
     BoundRows,
     InputRows,
+    MatchedRows,
     ObservedRows,
     PlanBuilder,
     PlanParts,
@@ -368,6 +369,9 @@ class KeptPlans:
             case UnitedRows():
                 sides = [self._shape(side) for side in plan.sides]
                 return None if None in sides else ("united", *sides)
+            case MatchedRows():
+                sides = [self._shape(side) for side in (plan.rows, plan.others)]
+                return ("matched", plan.keys, *sides) if _lie_together(sides, plan.keys) else None
             case _:
                 assert_never(plan)
 
@@ -396,8 +400,11 @@ class KeptPlans:
             return None
         query = java_frame(self._builder.editor.frame(logical)).queryExecution()
         arrays = _arrays_of(json_of(query.optimizedPlan()), analysed)
-        physical = query.executedPlan()
-        partitioning, own, replacement = _one_partitioning(physical), None, self._builder.editor.replacement
+        physical, replacement = query.executedPlan(), self._builder.editor.replacement
+        if isinstance(plan, MatchedRows):  # rows with equal keys lie together already, which Spark cannot know
+            for exchange in [node for node in plan_nodes(physical) if plan_kind(node) == "ShuffleExchangeExec"]:
+                physical = physical.transformUp(replacement(exchange, exchange.child()))
+        partitioning, own = _one_partitioning(physical), None
         if placement is not None:
             found = exchange_of(physical, placement)
             if found is None:
@@ -464,6 +471,16 @@ class KeptPlans:
             part.read_from(partial(_figures_of, node, part, None, None))
         columns, partitioning = self._classes.leaves.nullable(physical.output(), _one_partitioning(physical))
         return PlannedRows(classes=self._classes, rdd=physical.execute(), columns=columns, partitioning=partitioning)
+
+
+def _lie_together(sides: Sequence[_Shape | None], keys: Sequence[str]) -> bool:
+    """Whether both sides are input rows, and rows of both that have the same keys are in partitions of one number."""
+    by_keys = f"hashpartitioning({', '.join(keys)}, "
+    match sides:
+        case [("rows", str(left)), ("rows", str(right))]:
+            return left == right and left.startswith(("SinglePartition", by_keys))
+        case _:
+            return False
 
 
 def _identities(plan: BoundPlan) -> Iterator[object]:

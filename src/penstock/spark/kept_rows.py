@@ -41,6 +41,7 @@ INTERNALS: Final = {
     "settings": "java.util.HashMap",
     "union": "org.apache.spark.rdd.UnionRDD",
     "side_by_side": "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD",
+    "zipped": "org.apache.spark.rdd.ZippedPartitionsRDD2",
     "filter": "org.apache.spark.sql.execution.FilterExec",
     "exchange": "org.apache.spark.sql.execution.exchange.ShuffleExchangeExec",
     "hashed": "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning",
@@ -139,6 +140,10 @@ class SparkClasses:
             (rdd, function, False, False, False, False, *tags),
             (rdd, function, False, False, False, *tags),
         )
+
+    def zipped_rows(self, rdds: Sequence[JavaObject], function: JavaObject) -> JavaObject:
+        """An RDD of what a function of a task makes of the rows of a partition of two others."""
+        return self.zipped(self.context, function, *rdds, False, *[self.row_tag] * 3)
 
     def empty_rows(self, partitions: int) -> JavaObject:
         """An RDD without a row."""

@@ -10,6 +10,7 @@ from penstock.spark.bound_plans import (
     BoundPlan,
     BoundRows,
     InputRows,
+    MatchedRows,
     ObservedRows,
     PlanBuilder,
     PreparedPlan,
@@ -140,6 +141,17 @@ class PlanPreparer:
     def unite(self, plans: Sequence[BoundPlan]) -> BoundPlan:
         """The rows of plans with the same columns, which share no expression id."""
         return plans[0] if len(plans) == 1 else UnitedRows(tuple(plans))
+
+    def matched(self, rows: BoundPlan, others: BoundPlan, keys: Sequence[str]) -> BoundPlan:
+        """``rows`` that have the keys of ``others``, if it takes no exchange to find them; else all of them.
+
+        Args:
+            rows: see ``MatchedRows``.
+            others: see ``MatchedRows``; a task has all their keys in memory.
+            keys: names of the columns that are the keys.
+        """
+        found = self._kept.kept(MatchedRows(rows, others, tuple(keys)))
+        return rows if found is None else InputRows(logical_plan(found.frame()))
 
     def partition(self, frames: Sequence[DataFrame], number: int) -> BoundPlan | None:
         """See ``CachedUnion.partition``."""

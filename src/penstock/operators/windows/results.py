@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from penstock.clock import MIN_WATERMARK
 from penstock.interfaces.sink import CHANGE_COLUMN
@@ -168,6 +168,12 @@ def changed_results(
 # ---- the plans that make results -------------------------------------------------------------------------------------
 
 
+MANY_OLD_ROWS: Final = 20_000
+"""Old rows from which on those of keys without new rows are left out before all are merged."""
+OLD_PER_NEW: Final = 4
+"""How many times as many as the new rows they are at least."""
+
+
 class ResultBuilder(Protocol):
     """Makes the frames that a step sends, out of rows of layers with the column ``IS_NEW``."""
 
@@ -202,6 +208,8 @@ class ResultQueries:
         self._preparer = preparer
         self._results = results or PaneResults(frames)
         self._rows = frames.layers_format.schema
+        # hashes of keys tell some keys apart that are equal, where rows cannot be sliced either
+        self._keys = frames.layers_format.keys if frames.layers_format.slice_columns else ()
         self._marked = t.StructType([*self._rows.fields, t.StructField(IS_NEW, t.BooleanType())])
         self._made: dict[str, PreparedPlan] = {}
 
@@ -222,7 +230,8 @@ class ResultQueries:
             return self._results.changed(rows, ResultBounds(*bounds), fired=(after, until), timing=timing)
 
         prepared = self._prepared(f"changed, {timing}", self._marked, build, numbers=6)
-        return self._bound(prepared, self._marked_rows(layers), *bounds_of(due), *fired)
+        rows = self._marked_rows(layers, may_leave_out=fired[0] == fired[1])
+        return self._bound(prepared, rows, *bounds_of(due), *fired)
 
     def changes(self, layers: EmissionLayers, due: DueWindows) -> DataFrame:
         """The changes of due windows that have new rows."""
@@ -231,16 +240,30 @@ class ResultQueries:
             return self._results.changes(rows, ResultBounds(*bounds))
 
         prepared = self._prepared("changes", self._marked, build, numbers=4)
-        return self._bound(prepared, self._marked_rows(layers), *bounds_of(due))
+        return self._bound(prepared, self._marked_rows(layers, may_leave_out=True), *bounds_of(due))
 
-    def _marked_rows(self, layers: EmissionLayers) -> BoundPlan:
-        """The rows of an emission's layers, not merged, with the column ``IS_NEW``."""
+    def _marked_rows(self, layers: EmissionLayers, *, may_leave_out: bool) -> BoundPlan:
+        """The rows of an emission's layers, not merged, with the column ``IS_NEW``.
+
+        Args:
+            layers: the layers.
+            may_leave_out: whether old rows of keys that have no new rows may be left out.
+        """
         sides = []
         for is_new, some in ((False, layers.old), (True, layers.new)):
             if some:
+                rows = self._union(some)
+                if may_leave_out and not is_new and self._are_many(layers):
+                    rows = self._preparer.matched(rows, self._union(layers.new), self._keys)
                 prepared = self._prepared(f"new: {is_new}", self._rows, _marking(is_new=is_new))
-                sides.append(self._preparer.bind(prepared, self._union(some)))
+                sides.append(self._preparer.bind(prepared, rows))
         return self._preparer.unite(sides)
+
+    def _are_many(self, layers: EmissionLayers) -> bool:
+        """Whether it pays to leave out old rows of keys that have no new rows."""
+        # a layer that is made by the job of its results has no number of rows yet, and few: see ``DeferredLayers``
+        old, new = (sum(layer.rows for layer in some) for some in (layers.old, layers.new))
+        return bool(self._keys and layers.new) and old >= max(MANY_OLD_ROWS, OLD_PER_NEW * new)
 
     def _union(self, layers: Sequence[Layer]) -> BoundPlan:
         return self._preparer.union([layer.frame for layer in layers])
