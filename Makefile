@@ -57,7 +57,7 @@ imports: $(INSTALLED) ## who may import whom
 	@PYTHONPATH=tests $(BIN)/lint-imports --no-logo --no-cache
 
 ##@ Test
-.PHONY: test test-core test-long test-nightly mission torture replay exhaust planted mutants coverage-simulation torture-windows torture-files \
+.PHONY: test test-core test-long test-nightly test-versions mission torture replay exhaust planted mutants coverage-simulation torture-windows torture-files \
         torture-kafka torture-kafka-out torture-kinesis torture-receivers ways newcomer messages
 test: $(INSTALLED) $(CLASSES) ## what each change must pass, in ten minutes; TESTS="tests/spark -k join" runs some
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),$(BOTH_CORES) -m "not long and not nightly" tests)
@@ -67,6 +67,10 @@ test-long: $(INSTALLED) $(CLASSES) ## more breadth of what `make test` has prove
 
 test-nightly: $(INSTALLED) $(CLASSES) ## the rest, without a limit: before an issue is closed
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),-m nightly tests)
+	@$(if $(TESTS),,$(MAKE) test-versions)
+
+test-versions: $(INSTALLED) ## a core of the tests on each older Spark that penstock supports; ARGS="-k kept"
+	@$(WITH_JAVA) tools/test-versions.sh $(ARGS)
 
 test-core: $(INSTALLED) ## the tests that need no JVM: seconds
 	@tools/test.sh -m "not spark and not crash and not integration" $(or $(TESTS),tests)

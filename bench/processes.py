@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -64,6 +65,25 @@ def heap_megabytes_after_gc(spark: SparkSession) -> float:
         jvm.java.lang.System.gc()
         time.sleep(0.5)
     return float(jvm.java.lang.management.ManagementFactory.getMemoryMXBean().getHeapMemoryUsage().getUsed()) / MEGABYTE
+
+
+def objects_after_gc(spark: SparkSession) -> dict[str, float]:
+    """What a full collection leaves: heap, classes and accumulators of the JVM, and objects."""
+    from py4j.finalizer import ThreadSafeFinalizer
+
+    gc.collect()
+    heap = heap_megabytes_after_gc(spark)
+    jvm = jvm_of(spark)
+    accumulators = getattr(getattr(jvm, "org.apache.spark.util.AccumulatorContext$"), "MODULE$")
+    field = accumulators.getClass().getDeclaredField("originals")
+    field.setAccessible(True)
+    return {
+        "heap_mb": round(heap, 1),
+        "classes": int(jvm.java.lang.management.ManagementFactory.getClassLoadingMXBean().getLoadedClassCount()),
+        "accumulators": int(field.get(accumulators).size()),
+        "java_objects": len(ThreadSafeFinalizer.finalizers),
+        "python_objects": len(gc.get_objects()),
+    }
 
 
 def usage(spark: SparkSession, folder: Path) -> dict[str, float]:

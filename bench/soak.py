@@ -4,8 +4,9 @@ make soak MINUTES=10          10 batches a second of 1,000 rows, 5-second window
 make soak MINUTES=1440        a day
 make soak ARGS=--fails        with keys so many that pieces are written, and half of the time none can be
 
-The first 600 batches warm up. What counts: batch times of the last third against those of the first, heap after a full
-collection, memory of this process, threads, open files, Spark's blocks, files in the state directory.
+The first 600 batches warm up. What counts: batch times of the last third against those of the first; heap, classes,
+accumulators and objects after a full collection; memory of this process, threads, open files, Spark's blocks, files in
+the state directory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
 import result  # noqa: E402 - found through the path above
-from processes import heap_megabytes_after_gc, usage  # noqa: E402
+from processes import objects_after_gc, usage  # noqa: E402
 
 import penstock as ps  # noqa: E402
 from penstock import failpoints  # noqa: E402
@@ -158,16 +159,16 @@ def measure(spark: SparkSession, home: Path, pace: Pace, seconds: float) -> tupl
 
 
 def _watch(spark: SparkSession, state: Path, seconds: float, batches: Batches) -> Sample:
-    """The most that was seen of each thing, and the heap at the end."""
+    """The most that was seen of each thing, and what a full collection leaves at the end."""
     began, most = time.monotonic(), usage(spark, state)
     while time.monotonic() < began + seconds:
         time.sleep(min(1, seconds / 10))
         most = {name: max(most[name], value) for name, value in usage(spark, state).items()}
     ended = time.monotonic()  # the collection that follows stops the job for a moment, and is in no third
-    heap = round(heap_megabytes_after_gc(spark), 1)
+    left = objects_after_gc(spark)
     p99 = round(batches.p99(began, ended), 1)
     through = sum(began <= at < ended for at, _ in batches.done)
-    sample = {"batches": through, "p99_ms": p99, "heap_mb": heap, **most}
+    sample = {"batches": through, "p99_ms": p99, **left, **most}
     print(sample, file=sys.stderr, flush=True)
     return sample
 
@@ -185,6 +186,10 @@ def judge(samples: list[Sample]) -> dict[str, result.Figure]:
     return {
         "p99_growth": growth("p99_ms"),
         "heap_growth": growth("heap_mb"),
+        "classes_growth": growth("classes"),
+        "accumulators_growth": growth("accumulators"),
+        "java_objects_growth": growth("java_objects"),
+        "python_objects_growth": growth("python_objects"),
         "rdds_max": int(max(sample["rdds"] for sample in samples)),
         "files_max": int(max(sample["files"] for sample in samples)),
         "rdds_growth": growth("rdds"),

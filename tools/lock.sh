@@ -10,7 +10,7 @@ trap 'rm -rf "$tool"' EXIT
 "${PYTHON:-python3}" -m venv "$tool/venv"
 "$tool/venv/bin/python" -m pip install --quiet uv
 
-for name in build dev docs; do
+for name in build dev docs spark-4.1 spark-4.2; do
   {
     echo "# Made from $name.in by \`make lock\`; do not edit."
     "$tool/venv/bin/uv" pip compile --quiet --universal --python-version 3.10 --generate-hashes \

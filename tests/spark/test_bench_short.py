@@ -70,6 +70,8 @@ def test_a_short_soak_sees_windows_come_and_go_and_nothing_grow(spark, tmp_path)
     assert 0 < figures["rdds_max"] <= before + STOP_LIMIT + 8, "one for each batch, if none were freed"
     assert 0 < figures["files_max"] <= 40
     assert abs(figures["threads_growth"]) <= 20
+    counted = {name: samples[0][name] for name in ("classes", "accumulators", "java_objects", "python_objects")}
+    assert all(number > 0 for number in counted.values()), counted
 
 
 def test_files_do_not_pile_up_where_half_of_all_checkpoints_and_pieces_fail(spark, tmp_path, monkeypatch):
@@ -87,6 +89,10 @@ def test_what_grows_is_seen_by_the_soak():
         "batches",
         "p99_ms",
         "heap_mb",
+        "classes",
+        "accumulators",
+        "java_objects",
+        "python_objects",
         "rdds",
         "files",
         "python_mb",

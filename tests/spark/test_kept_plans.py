@@ -210,6 +210,8 @@ NOT_KEPT = {
 def test_what_depends_on_more_than_its_rows_is_planned_for_each_batch(spark):
     preparer, schema, kept = PlanPreparer(spark), batch(spark, 0).schema, []
     for what, column in NOT_KEPT.items():
+        if what == "a time of day" and spark.version < "4.3":
+            continue  # it cannot be a point in time there
         prepared = preparer.prepare(schema, lambda rows, column=column: rows.selectExpr("v", column))
         if preparer._kept.kept(preparer.bind(prepared, plan_of(batch(spark, 0)))) is not None:
             kept.append(what)

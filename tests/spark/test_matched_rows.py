@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import types as t
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.clock import MAX_WATERMARK
 from penstock.operators import aggregates as agg
@@ -29,13 +28,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 SECOND = 1_000_000
-ROWS = (
-    t.StructType()
-    .add("k", "string")
-    .add("d", "double")
-    .add("n", "long")
-    .add("at", "timestamp")
-    .add("st", t.StructType().add("a", "integer").add("b", "double"))
+ARROW = pa.schema(
+    [
+        ("k", pa.string()),
+        ("d", pa.float64()),
+        ("n", pa.int64()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("st", pa.struct([("a", pa.int32()), ("b", pa.float64())])),
+    ]
 )
 DOUBLES = [0.0, -0.0, math.nan, None, 1.5, -math.nan]
 TEXTS = [None, "a", "A", "b", "ä", "é"]
@@ -85,7 +85,7 @@ def run(
     spark: SparkSession, folder: Path, step: WindowAggregate, *, late_read: bool = False
 ) -> tuple[list[list[str]], list[int], list[int]]:
     """What is sent after each batch, the jobs and the compilations of each; it restarts on the way."""
-    rig = Rig(spark, step, to_arrow_schema(ROWS, timezone="UTC"), folder, late_read=late_read)
+    rig = Rig(spark, step, ARROW, folder, late_read=late_read)
     sent, jobs, compiled = [], [], []
     for turn in range(6):
         rig.wall += 10
@@ -162,7 +162,7 @@ def test_a_text_in_a_language_has_keys_that_hashes_tell_apart_so_all_rows_are_me
     monkeypatch.setattr(results, "MANY_OLD_ROWS", 1)
     monkeypatch.setattr(results, "OLD_PER_NEW", 0)
     given = step(["k COLLATE UNICODE_CI"], tumbling("1 minute"), UPDATES)
-    rig = Rig(spark, given, to_arrow_schema(ROWS, timezone="UTC"), tmp_path, late_read=False)
+    rig = Rig(spark, given, ARROW, tmp_path, late_read=False)
     for key in (1, 2):
         rig.process(rows([key], 0))
         sent = rig.take()
@@ -175,7 +175,7 @@ def test_old_rows_are_left_out_from_some_number_on_and_only_those_of_other_keys(
     seen = Seen(monkeypatch)
     monkeypatch.setattr(results, "MANY_OLD_ROWS", 50)
     given = step(["n"], tumbling("10 seconds"), UPDATES)
-    rig = Rig(spark, given, to_arrow_schema(ROWS, timezone="UTC"), tmp_path, late_read=False)
+    rig = Rig(spark, given, ARROW, tmp_path, late_read=False)
     for first, count in ((0, 30), (30, 20), (50, 13), (40, 12)):
         rig.process([{"n": n, "at": SECOND} for n in range(first, first + count)])
         rig.take()

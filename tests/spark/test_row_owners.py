@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.operators import aggregates as agg
 from penstock.operators.windows.aggregate import WindowAggregate
@@ -41,6 +40,15 @@ ROWS = (
     .add("at", "timestamp")
     .add("st", t.StructType().add("a", "integer").add("b", "double"))
 )
+ARROW = pa.schema(
+    [
+        ("k", pa.string()),
+        ("d", pa.float64()),
+        ("n", pa.int64()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("st", pa.struct([("a", pa.int32()), ("b", pa.float64())])),
+    ]
+)
 DOUBLES = [0.0, -0.0, math.nan, None, 1.5, -math.nan]
 
 
@@ -55,7 +63,7 @@ def sent(spark: SparkSession, rows: int = 90) -> DataFrame:
         }
         for n in range(rows)
     ]
-    table = pa.Table.from_pylist(given, schema=to_arrow_schema(ROWS, timezone="UTC"))
+    table = pa.Table.from_pylist(given, schema=ARROW)
     return ArrowSender(spark, ROWS).frame(table.to_batches(max_chunksize=-(-rows // 2)))
 
 

@@ -113,13 +113,12 @@ class Sink:
         Raises:
             GraphError: it cannot.
         """
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         from penstock.errors import GraphError
+        from penstock.spark.arrow import arrow_schema
         from penstock.spark.query_log import first_line
 
         try:
-            to_arrow_schema(schema, timezone="UTC")
+            arrow_schema(schema)
         except Exception as error:
             msg = f"A memory sink cannot hold {schema.simpleString()}: {first_line(error)}. Cast or drop the column."
             raise GraphError(msg) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -28,6 +29,19 @@ MAX_INLINE_BYTES: Final = 1024 * 1024
 
 ONE_PARTITION: Final = 2_000
 """Rows up to which the frame of a table has one partition."""
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The columns in Arrow's types; points in time are in UTC.
+
+    Raises:
+        PySparkTypeError: Arrow has no such type.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    # Spark 4.1 does not ask for the zone: it is UTC there
+    zone = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+    return cast("Any", to_arrow_schema)(schema, **zone)
 
 
 def task_numbers(spark: SparkSession, count: int) -> DataFrame:

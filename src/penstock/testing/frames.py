@@ -10,7 +10,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from penstock.errors import HarnessError, SchemaMismatch, no_column
-from penstock.spark.arrow import frame_of_arrow
+from penstock.spark.arrow import arrow_schema, frame_of_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -212,9 +212,8 @@ _NESTED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 def table_of(rows: Sequence[Row], schema: StructType) -> pa.Table:
     """Return fitted rows as an Arrow table. Columns are taken by name; a row need not have all."""
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
 
-    return pa.Table.from_pylist(list(rows), schema=to_arrow_schema(schema, timezone="UTC"))
+    return pa.Table.from_pylist(list(rows), schema=arrow_schema(schema))
 
 
 def frame_of(spark: SparkSession, rows: Sequence[Row], schema: StructType) -> DataFrame:

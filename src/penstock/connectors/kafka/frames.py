@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.accumulators import AccumulatorParam
 
@@ -19,7 +19,7 @@ from penstock.connectors.kafka.planning import cut
 from penstock.elements import ObservedMetrics
 from penstock.errors import ConnectorError
 from penstock.interfaces.source import DECODED_RECORD, UNDECODED_METRIC
-from penstock.spark.arrow import ArrowSender, in_chunks, task_numbers
+from penstock.spark.arrow import ArrowSender, arrow_schema, in_chunks, task_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -238,11 +238,9 @@ class KafkaFrames:
     """
 
     def __init__(self, spark: SparkSession, config: KafkaConfig) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         self._spark = spark
         self._schema = config.schema(spark)
-        self._columns = RecordColumns(schema=cast("Any", to_arrow_schema)(self._schema, timezone="UTC"))
+        self._columns = RecordColumns(schema=arrow_schema(self._schema))
         if config.json is not None:
             decoder = config.json.decoder.in_zone(spark.conf.get("spark.sql.session.timeZone"))
             self._columns = replace(self._columns, decoded=config.json.name, decoder=decoder)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.accumulators import AccumulatorParam
 
@@ -17,7 +17,7 @@ from penstock.connectors.kinesis.ranges import RangeFailed, read_range
 from penstock.elements import ObservedMetrics
 from penstock.errors import PenstockError
 from penstock.interfaces.source import DECODED_RECORD, UNDECODED_METRIC
-from penstock.spark.arrow import ArrowSender, in_chunks, task_numbers
+from penstock.spark.arrow import ArrowSender, arrow_schema, in_chunks, task_numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -201,14 +201,12 @@ class KinesisFrames:
     """
 
     def __init__(self, spark: SparkSession, config: KinesisConfig) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         schema = config.schema(spark)
         decoder = None
         if config.json is not None:
             decoder = config.json.decoder.in_zone(spark.conf.get("spark.sql.session.timeZone"))
         self._columns = ShardColumns(
-            schema=cast("Any", to_arrow_schema)(schema, timezone="UTC"),
+            schema=arrow_schema(schema),
             stream=config.address.stream.rpartition("/")[2],
             decoder=decoder,
             needed=config.needed_columns,

@@ -30,6 +30,7 @@ from penstock.interfaces.source import (
     Until,
     WriteAhead,
 )
+from penstock.spark.arrow import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -330,13 +331,6 @@ class _ReceiverThread:
 
 
 # ---- the source ------------------------------------------------------------------------------------------------------
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """The declared columns in Arrow's types."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(schema, timezone="UTC")
 
 
 def block_limits(
