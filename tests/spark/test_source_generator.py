@@ -11,6 +11,8 @@ from penstock.connectors.counting import Rate
 from penstock.errors import GraphError, StateIncompatible, UserFunctionError
 from penstock.handles import Position
 from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, SourceContext, Until
+from penstock.spark.bound_plans import PlanBuilder, plan_of
+from penstock.spark.kept_plans import KeptPlans
 from window_harness import counted
 
 pytestmark = pytest.mark.spark
@@ -97,6 +99,34 @@ def test_one_job_and_nothing_compiled_whatever_the_size(spark):
             reader.frame(ask(reader, rows=size).plan).write.format("noop").mode("overwrite").save()
         seen.append((cost.jobs, cost.compilations))
     assert seen[1:] == [(1, 0)] * 4
+
+
+def test_a_row_wise_function_is_called_once_and_any_other_for_each_batch(spark):
+    calls = []
+
+    def row_wise(numbers):
+        calls.append("row-wise")
+        return numbers.selectExpr("n", "n * n AS square").where("n % 2 = 0")
+
+    def looking(numbers):
+        calls.append("looking")
+        return numbers.where("n NOT IN (SELECT id FROM range(3))")
+
+    for build, of_batches in ((row_wise, []), (looking, ["looking"] * 3)):
+        source = generator.Source(build, per_batch=4)
+        reader = open_(spark, source)
+        calls.clear()
+        found = [rows(reader, ask(reader)) for _ in range(3)]
+        assert calls == of_batches
+        assert [row for batch in found for row in batch] == [tuple(row) for row in build(numbers(spark, 12)).collect()]
+    kept = KeptPlans(PlanBuilder(spark))
+    reader = open_(spark, generator.Source(row_wise, per_batch=4))
+    assert all(kept.kept(plan_of(reader.frame(ask(reader).plan))) is not None for _ in range(2))
+    assert len(kept._shapes) == 1
+
+
+def numbers(spark, count):
+    return spark.range(count).toDF("n")
 
 
 def test_what_the_user_did_wrong(spark):

@@ -21,18 +21,25 @@ from penstock.interfaces.source import (
     SourceContext,
     Until,
 )
+from penstock.spark.arrow import ArrowSender
+from penstock.spark.blocks import logical_plan
+from penstock.spark.bound_plans import InputRows
+from penstock.spark.prepared_plans import PlanPreparer
+from penstock.spark.session import empty_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 SECOND: Final = 1_000_000
 _MIN_WAIT: Final = 10_000
 """Microseconds between two batches, at least: a faster rate makes larger batches."""
 _MAX_SEQUENCE: Final = 100_000
-"""Most numbers that one row of ``number_frame``'s plan is expanded to."""
+"""Most numbers that one range, a row of a batch's plan, is expanded to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +116,57 @@ class NumberRange:
     started: int
 
 
-def number_frame(spark: SparkSession, first: int, end: int) -> DataFrame:
-    """One row ``n BIGINT`` for each number.
+class NumberFrames:
+    """Makes the frames of batches. What a function makes of numbers is analysed once, if it is row-wise.
 
-    The bounds are data, so that Spark compiles once. ``spark.range`` would write them into the generated code.
+    Args:
+        spark: the session.
+        build: makes rows of a frame with the columns ``n``, the number, and ``started``, as a ``NumberRange`` has it.
     """
-    count = end - first
-    slices = max(min(spark.sparkContext.defaultParallelism, count), -(-count // _MAX_SEQUENCE))
-    bounds = [first + count * at // slices for at in range(slices + 1)]
-    rows = ", ".join(f"({a}L, {b - 1}L)" for a, b in itertools.pairwise(bounds))
-    return spark.sql(f"SELECT n FROM VALUES {rows} AS t(a, b) LATERAL VIEW explode(sequence(a, b)) AS n")
+
+    def __init__(self, spark: SparkSession, build: Callable[[DataFrame], DataFrame]) -> None:
+        self._build: Callable[[DataFrame], DataFrame] = lambda ranges: build(_numbers(ranges))
+        self._tasks = spark.sparkContext.defaultParallelism
+        self._sender = ArrowSender(spark, _ranges())
+        self._preparer = PlanPreparer(spark)
+        self._prepared = self._preparer.prepare_row_wise(_ranges(), self._build)
+
+    def frame(self, plan: NumberRange) -> DataFrame:
+        """A lazy frame of a batch."""
+        # The bounds are rows, so that Spark compiles once: `spark.range` would write them into the generated code.
+        ranges = self._sender.frame(self._batches(plan))
+        if self._prepared is None:
+            return self._build(ranges)
+        return self._preparer.frame(self._preparer.bind(self._prepared, InputRows(logical_plan(ranges))))
+
+    def _batches(self, plan: NumberRange) -> list[pa.RecordBatch]:
+        """Ranges of numbers, as rows: some for each task."""
+        import pyarrow as pa
+
+        count = plan.end - plan.first
+        tasks = min(self._tasks, count)
+        each = -(-count // (tasks * _MAX_SEQUENCE))
+        parts = tasks * each
+        bounds = [plan.first + count * at // parts for at in range(parts + 1)]
+        rows = [{"a": a, "b": b - 1, "started": plan.started} for a, b in itertools.pairwise(bounds) if a < b]
+        schema = pa.schema([(name, pa.int64()) for name in ("a", "b", "started")])
+        batches = (rows[at : at + each] for at in range(0, len(rows), each))
+        return [pa.RecordBatch.from_pylist(batch, schema=schema) for batch in batches]
+
+
+def built_schema(spark: SparkSession, build: Callable[[DataFrame], DataFrame]) -> StructType:
+    """The columns that a function makes of numbers: see ``NumberFrames``."""
+    return build(_numbers(empty_frame(spark, _ranges()))).schema
+
+
+def _ranges() -> StructType:
+    from pyspark.sql import types as t
+
+    return t.StructType([t.StructField(name, t.LongType(), nullable=False) for name in ("a", "b", "started")])
+
+
+def _numbers(ranges: DataFrame) -> DataFrame:
+    return ranges.selectExpr("explode(sequence(a, b)) AS n", "started")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,11 +195,11 @@ class CountingReader:
         count_limits: CountLimits,
         kind: str,
         resume: Position | None,
-        build: Callable[[NumberRange], DataFrame],
+        frames: NumberFrames,
     ) -> None:
         self._limits = count_limits
         self._kind = kind
-        self._build = build
+        self._frames = frames
         self._count = CountPosition.decode(kind, resume)
         self._caught_up_at: int | None = None
         self._catching_up = context.until is Until.CAUGHT_UP
@@ -200,7 +248,7 @@ class CountingReader:
 
     def frame(self, plan: object) -> DataFrame:
         """A lazy frame of the plan's rows."""
-        return self._build(cast("NumberRange", plan))
+        return self._frames.frame(cast("NumberRange", plan))
 
     def position(self) -> Position:
         """The position after the last plan."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.connectors.counting import CountingReader, CountLimits, CountPosition, NumberRange, Rate, number_frame
+from penstock.connectors.counting import (
+    CountingReader,
+    CountLimits,
+    CountPosition,
+    NumberFrames,
+    Rate,
+    built_schema,
+)
 from penstock.errors import GraphError, PenstockError, UserFunctionError, sentence
 from penstock.handles import Guarantee, Position
 
@@ -27,9 +34,9 @@ KIND: Final = "generator/1"
 class Source:
     """Rows made by ``build`` from a frame with the column ``n BIGINT``: 0, 1, 2 … Exactly-once.
 
-    ``build`` is called once for each batch and must work row by row, deterministically: what it makes of a number
+    ``build`` is called when the job starts, and must work row by row, deterministically: what it makes of a number
     must depend on nothing but the number. For chance use ``xxhash64(n, 'a seed')``, not ``rand()``, which gives other
-    rows at a replay and compiles new code for every batch.
+    rows at a replay. If it is not row-wise, it is called for each batch, which is slower.
 
     Args:
         build: from a DataFrame with ``n`` to the rows.
@@ -76,7 +83,7 @@ class Source:
         Raises:
             UserFunctionError: ``build`` failed, or gave no DataFrame.
         """
-        return self._build_rows(spark, NumberRange(0, 1, 0)).schema
+        return built_schema(spark, self._build_rows)
 
     def open(self, context: SourceContext, resume: Position | None) -> CountingReader:
         """A reader that counts on after ``resume``.
@@ -86,15 +93,15 @@ class Source:
         """
         rate = None if self.rows_per_second is None else Rate.of(self.rows_per_second)
         limits = CountLimits(limit=self.rows, rate=rate, per_batch=self.per_batch, end=self._end)
-        return CountingReader(context, limits, KIND, resume, lambda plan: self._build_rows(context.spark, plan))
+        return CountingReader(context, limits, KIND, resume, NumberFrames(context.spark, self._build_rows))
 
-    def _build_rows(self, spark: SparkSession, plan: NumberRange) -> DataFrame:
+    def _build_rows(self, numbers: DataFrame) -> DataFrame:
         from pyspark.sql import DataFrame
 
         code: Any = getattr(self.build, "__code__", None)
         where = f"{code.co_filename}:{code.co_firstlineno}" if code else None
         try:
-            rows: Any = self.build(number_frame(spark, plan.first, plan.end))
+            rows: Any = self.build(numbers.select("n"))
         except PenstockError:
             raise
         except Exception as error:

@@ -10,9 +10,8 @@ from penstock.connectors.counting import (
     CountingReader,
     CountLimits,
     CountPosition,
-    NumberRange,
+    NumberFrames,
     Rate,
-    number_frame,
 )
 from penstock.errors import GraphError
 from penstock.handles import Guarantee, Position
@@ -81,13 +80,12 @@ class Source:
         """
         rate = Rate.of(self.rows_per_second)
 
-        def rows(plan: NumberRange) -> DataFrame:
-            micros = f"{plan.started}L + (n * {SECOND * rate.seconds}L) div {rate.rows}L"
-            frame = number_frame(context.spark, plan.first, plan.end)
-            return frame.selectExpr("n AS value", f"timestamp_micros({micros}) AS at")
+        def rows(numbers: DataFrame) -> DataFrame:
+            micros = f"started + (n * {SECOND * rate.seconds}L) div {rate.rows}L"
+            return numbers.selectExpr("n AS value", f"timestamp_micros({micros}) AS at")
 
         limits = CountLimits(limit=self.limit, rate=rate, per_batch=None, end=self._end)
-        return CountingReader(context, limits, KIND, resume, rows)
+        return CountingReader(context, limits, KIND, resume, NumberFrames(context.spark, rows))
 
     def has_more(self, position: Position) -> bool:
         """Whether the limit is not reached."""

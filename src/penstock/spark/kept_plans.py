@@ -88,49 +88,65 @@ class _Numbered:
     functions: KeptFunctions | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlanTemplate:
+    """A physical plan with placeholders.
+
+    Attributes:
+        plan: the physical plan.
+        scans: its leaves.
+        arrays: the literals that have placeholders, and whether only nodes that observe have them.
+        labels: of the observed parts, in the order of ``parts_of``.
+        partitioning: of its rows.
+    """
+
+    plan: JavaObject
+    scans: Sequence[_Scan]
+    arrays: Mapping[tuple[int, ...], bool]
+    labels: Sequence[str]
+    partitioning: JavaObject
+
+
 class KeptPlan:
     """A physical plan, to be copied for each batch.
 
     Args:
         classes: see ``SparkClasses``.
         replacement: makes a partial function of pairs: see ``PlanEditor.replacement``.
-        plan: the physical plan, with placeholders.
-        scans: its leaves.
-        arrays: the literals that have placeholders, and whether only nodes that observe have them.
-        labels: of the observed parts, in the order of ``parts_of``.
-        partitioning: of its rows.
+        template: what is copied.
         own: gives each task its own rows, if the plan has lost its exchange.
+        has_many: whether it is for many rows.
     """
 
     def __init__(
         self,
         classes: SparkClasses,
         replacement: Callable[..., JavaObject],
-        plan: JavaObject,
-        scans: Sequence[_Scan],
-        arrays: Mapping[tuple[int, ...], bool],
-        labels: Sequence[str],
-        partitioning: JavaObject,
+        template: _PlanTemplate,
         own: OwnRows | None,
+        *,
+        has_many: bool,
     ) -> None:
         self._classes = classes
         self._replacement = replacement
-        self._plan = plan
-        self._scans = scans
+        self._plan = template.plan
+        self._scans = template.scans
         self._arrays = [
-            _Array(classes.constant_array(values), values, is_observed) for values, is_observed in arrays.items()
+            _Array(classes.constant_array(values), values, is_observed)
+            for values, is_observed in template.arrays.items()
         ]
         fixed = {value for array in self._arrays if not array.is_observed for value in array.values}
         self._fixed = sorted(value - _PLACEHOLDERS.start for value in fixed if value in _PLACEHOLDERS)
-        self._labels = labels
+        self._labels = template.labels
         self._own = own
-        self._columns, self._partitioning = classes.leaves.nullable(plan.output(), partitioning)
-        self._figures = _metrics_of(plan, labels)
+        self._has_many = has_many
+        self._columns, self._partitioning = classes.leaves.nullable(template.plan.output(), template.partitioning)
+        self._figures = _metrics_of(template.plan, template.labels)
         self._last: _Numbered | None = None
 
     def bind(self, plan: BoundPlan) -> PlannedRows:
         """The rows of a batch. Its figures are read from nodes of its own."""
-        self._classes.activate()
+        self._classes.activate(for_many=self._has_many)
         parts = list(parts_of(plan))
         inputs = [part for part in parts if isinstance(part, InputRows)]
         rdds = [part.plan.rdd() for part in inputs]
@@ -138,6 +154,8 @@ class KeptPlan:
         if self._own is not None:
             rdds[0], counted = self._own.of(rdds[0])
         rdd, nodes = self._executed(numbers_of(parts), rdds)
+        if self._has_many:  # what else this thread does is done in the session itself
+            self._classes.activate()
         observed = (part for part in parts if isinstance(part, ObservedRows))
         for part, label in zip(observed, self._labels, strict=True):
             part.read_from(partial(_figures_of, nodes.get(label), part, inputs[0].sent, counted))
@@ -350,6 +368,7 @@ class KeptPlans:
         with self._lock:
             if self._settings is None or not settings.equals(self._settings):
                 self._settings = self._classes.settings(settings)
+                self._classes.note_changed_settings()
                 self._shapes.clear()
 
     def _shape(self, plan: BoundPlan) -> _Shape | None:
@@ -427,7 +446,9 @@ class KeptPlans:
             return None
         if not is_keepable_physical(physical):
             return None
-        return KeptPlan(self._classes, replacement, physical, scans, arrays, labels, partitioning, own)
+        template = _PlanTemplate(plan=physical, scans=scans, arrays=arrays, labels=labels, partitioning=partitioning)
+        has_many = placement is not None and own is None
+        return KeptPlan(self._classes, replacement, template, own, has_many=has_many)
 
     def _own_rows(self, placement: Placement) -> OwnRows | None:
         assert self._owners is not None

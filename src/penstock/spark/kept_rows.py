@@ -6,7 +6,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -53,6 +52,13 @@ INTERNALS: Final = {
 """Classes that kept plans need, by the attribute of ``SparkClasses`` that has them."""
 
 
+MANY_GROUPS: Final = {
+    "spark.sql.codegen.aggregate.map.twolevel.partialOnly": "false",
+    "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "18",
+}
+"""Settings for aggregations of many rows: Spark's fast hash map, with room for many groups, also after an exchange."""
+
+
 def missing_class(spark: SparkSession) -> str | None:
     """The name of a class that kept plans need and this Spark lacks; ``None`` if it has all.
 
@@ -78,8 +84,10 @@ class SparkClasses:
         self.spark = spark
         self.context: Any = spark.sparkContext._jsc.sc()  # noqa: SLF001
         inner: Any = spark._jsparkSession  # noqa: SLF001
+        self._inner = inner
+        self._for_many: JavaObject = None
         self.sql_settings: JavaObject = inner.sessionState().conf().settings()
-        self._activate = partial(getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession, inner)
+        self._activate = getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession
         tags, of = scala_object(jvm, "scala.reflect.ClassTag"), getattr(jvm, "java.lang.Class").forName
         self.row_tag = tags.apply(of("org.apache.spark.sql.catalyst.InternalRow"))
         self.leaves = RowLeaves(spark)
@@ -96,9 +104,21 @@ class SparkClasses:
     def __getattr__(self, name: str) -> Any:  # so that types are known of the attributes of ``INTERNALS``
         raise AttributeError(name)
 
-    def activate(self) -> None:
-        """Make the session this thread's active one: nodes of plans that are made or copied take theirs from there."""
-        self._activate()
+    def activate(self, *, for_many: bool = False) -> None:
+        """Make the session this thread's active one: nodes of plans that are made or copied take theirs from there.
+
+        Args:
+            for_many: whether it is a clone that has ``MANY_GROUPS`` as well.
+        """
+        if for_many and self._for_many is None:
+            self._for_many = self._inner.cloneSession()
+            for name, value in MANY_GROUPS.items():
+                self._for_many.conf().set(name, value)
+        self._activate(self._for_many if for_many else self._inner)
+
+    def note_changed_settings(self) -> None:
+        """Clone the session anew when a clone is needed again."""
+        self._for_many = None
 
     def array(self, values: Sequence[int]) -> JavaObject:
         """A literal of an array of BIGINT."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.errors import GraphError
 from penstock.spark.blocks import CachedUnion, JavaObject, local_checkpoint, logical_plan
 from penstock.spark.bound_plans import (
     FIRST_PLACEHOLDER,
@@ -18,6 +19,7 @@ from penstock.spark.bound_plans import (
     output_type,
 )
 from penstock.spark.kept_plans import KeptPlans
+from penstock.spark.plan_check import PlanCheck
 from penstock.spark.plans import ObservationSpec, analyzed_plan, observe_columns
 
 if TYPE_CHECKING:
@@ -67,6 +69,16 @@ class PlanPreparer:
         observation = observe_columns(frame, "template", figures) if figures else None
         plan = self.editor.flatten(analyzed_plan(frame))
         return PreparedPlan(leaf=leaf, plan=plan, schema=frame.schema, observation=observation)
+
+    def prepare_row_wise(self, schema: StructType, build: Callable[[DataFrame], DataFrame]) -> PreparedPlan | None:
+        """The prepared plan of a function; ``None`` if it is not row-wise, or draws random numbers."""
+        prepared = self.prepare(schema, build)
+        check = PlanCheck(prepared.leaf.rdd, set())
+        try:
+            check.check(prepared.plan)
+        except GraphError:
+            return None
+        return None if check.is_volatile else prepared
 
     def bind(self, prepared: PreparedPlan, below: BoundPlan, *numbers: int) -> BoundPlan:
         """The plan of a batch.

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.clock import MAX_WATERMARK
 from penstock.elements import Batch, ObservedMetrics
-from penstock.errors import GraphError, InternalError
+from penstock.errors import InternalError
 from penstock.facts import RowsLate
 from penstock.interfaces.operator import LATE_PORT, MAIN_PORT, Collector, DeferredBatch, OperatorContext
 from penstock.operators.windows.frames import BY_PARTITION, FIRST, LAST, WantedFigures, figures_of
 from penstock.spark.bound_plans import BoundPlan, ObservedRows, PreparedPlan, RebuiltRows, plan_of
-from penstock.spark.plan_check import PlanCheck
-from penstock.spark.plans import analyzed_plan
 from penstock.spark.prepared_plans import PlanPreparer
 from penstock.spark.row_owners import Placement
 from penstock.spark.sql import nullable, quote_identifier
@@ -199,13 +197,9 @@ class LayerQueries:
 
     def _has_volatile_inputs(self) -> bool:
         """Whether an input of an aggregate is random: then the seed is in the analysed plan, which cannot be reused."""
-        leaf = self._preparer.editor.new_leaf(self._flagged_schema)
-        check = PlanCheck(leaf.rdd, set())
-        try:
-            check.check(analyzed_plan(leaf.frame.select(*self._frames.inputs)))
-        except GraphError:  # refused: it does not depend on the row alone, so its plan cannot be reused either
-            return True
-        return check.is_volatile
+        inputs = self._frames.inputs
+        # one that is not row-wise does not depend on the row alone, so its plan cannot be reused either
+        return self._preparer.prepare_row_wise(self._flagged_schema, lambda rows: rows.select(*inputs)) is None
 
 
 # ---- one batch -------------------------------------------------------------------------------------------------------
