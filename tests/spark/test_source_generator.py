@@ -112,7 +112,7 @@ def test_a_row_wise_function_is_called_once_and_any_other_for_each_batch(spark):
         calls.append("looking")
         return numbers.where("n NOT IN (SELECT id FROM range(3))")
 
-    for build, of_batches in ((row_wise, []), (looking, ["looking"] * 3)):
+    for build, of_batches in ((row_wise, ["row-wise"]), (looking, ["looking"] * 4)):
         source = generator.Source(build, per_batch=4)
         reader = open_(spark, source)
         calls.clear()

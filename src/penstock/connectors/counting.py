@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.clock import MonotonicTime, WallTime
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+    from penstock.spark.bound_plans import PreparedPlan
 
 
 SECOND: Final = 1_000_000
@@ -125,11 +128,20 @@ class NumberFrames:
     """
 
     def __init__(self, spark: SparkSession, build: Callable[[DataFrame], DataFrame]) -> None:
+        self._spark = spark
         self._build: Callable[[DataFrame], DataFrame] = lambda ranges: build(_numbers(ranges))
-        self._tasks = spark.sparkContext.defaultParallelism
-        self._sender = ArrowSender(spark, _ranges())
-        self._preparer = PlanPreparer(spark)
-        self._prepared = self._preparer.prepare_row_wise(_ranges(), self._build)
+
+    @cached_property
+    def _sender(self) -> ArrowSender:
+        return ArrowSender(self._spark, _ranges())
+
+    @cached_property
+    def _preparer(self) -> PlanPreparer:
+        return PlanPreparer(self._spark)
+
+    @cached_property
+    def _prepared(self) -> PreparedPlan | None:
+        return self._preparer.prepare_row_wise(_ranges(), self._build)
 
     def frame(self, plan: NumberRange) -> DataFrame:
         """A lazy frame of a batch."""
@@ -144,7 +156,7 @@ class NumberFrames:
         import pyarrow as pa
 
         count = plan.end - plan.first
-        tasks = min(self._tasks, count)
+        tasks = min(self._spark.sparkContext.defaultParallelism, count)
         each = -(-count // (tasks * _MAX_SEQUENCE))
         parts = tasks * each
         bounds = [plan.first + count * at // parts for at in range(parts + 1)]

@@ -34,9 +34,9 @@ KIND: Final = "generator/1"
 class Source:
     """Rows made by ``build`` from a frame with the column ``n BIGINT``: 0, 1, 2 … Exactly-once.
 
-    ``build`` is called when the job starts, and must work row by row, deterministically: what it makes of a number
-    must depend on nothing but the number. For chance use ``xxhash64(n, 'a seed')``, not ``rand()``, which gives other
-    rows at a replay. If it is not row-wise, it is called for each batch, which is slower.
+    ``build`` is called with the first batch of a start, and must work row by row, deterministically: what it makes of a
+    number must depend on nothing but the number. For chance use ``xxhash64(n, 'a seed')``, not ``rand()``, which gives
+    other rows at a replay. If it is not row-wise, it is called for each batch, which is slower.
 
     Args:
         build: from a DataFrame with ``n`` to the rows.
