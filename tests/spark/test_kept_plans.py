@@ -184,6 +184,23 @@ def test_a_joined_table_is_broadcast_once_and_not_for_each_batch(spark, how):
     free_blocks(table)
 
 
+def test_a_plan_goes_with_the_table_that_it_was_prepared_for(spark):
+    preparer = PlanPreparer(spark)
+    tables = [spark.sql(f"SELECT 'a' AS k, {number}L AS c").localCheckpoint() for number in range(3)]
+    for table in tables:
+        prepared = preparer.prepare(batch(spark, 0).schema, lambda rows, table=table: rows.join(table, "k"))
+        rows = preparer._kept.kept(preparer.bind(prepared, plan_of(batch(spark, 0))))
+        assert rows is not None
+        assert {row.c for row in rows.frame().collect()} == {tables.index(table)}
+        gc.collect()
+        assert len(preparer._kept._shapes) == 1
+    del prepared, rows
+    gc.collect()
+    assert not preparer._kept._shapes
+    for table in tables:
+        free_blocks(table)
+
+
 # ------------------------------------------------------------------------------------------------ what may not be kept
 
 NOT_KEPT = {

@@ -6,6 +6,7 @@ import itertools
 import logging
 import re
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from penstock.spark.bound_plans import (
     ObservedRows,
     PlanBuilder,
     PlanParts,
+    PreparedPlan,
     RebuiltRows,
     UnitedRows,
     parts_of,
@@ -291,7 +293,10 @@ _Shape: TypeAlias = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class _KnownShape:
-    """The plan of a shape, if it may be kept, and the objects whose ids are in the shape."""
+    """The plan of a shape, if it may be kept, and the objects whose ids are in the shape.
+
+    Prepared plans are not held: with the last of a table's content, the plan that has sent that content to tasks goes.
+    """
 
     plan: KeptPlan | None
     parts: tuple[object, ...]
@@ -349,8 +354,11 @@ class KeptPlans:
             if known is not None:
                 self._shapes.move_to_end(shape)
         if known is None:
-            parts = (*_identities(plan), None if placement is None else placement.keys)
-            known = _KnownShape(self._plan_once(plan, placement), parts)
+            parts = [*_identities(plan), *(() if placement is None else (placement.keys,))]
+            held = (
+                weakref.ref(part, self._forget(shape)) if isinstance(part, PreparedPlan) else part for part in parts
+            )
+            known = _KnownShape(self._plan_once(plan, placement), tuple(held))
             with self._lock:
                 self._shapes[shape] = known
                 while len(self._shapes) > _MOST:
@@ -360,6 +368,14 @@ class KeptPlans:
     def planned(self, plan: BoundPlan, placement: Placement | None = None) -> PlannedRows:
         """As ``kept``; if the shape may not be kept, Spark plans it for this batch alone."""
         return self.kept(plan, placement) or self._plan_for_itself(plan)
+
+    def _forget(self, shape: _Shape) -> Callable[[object], None]:
+        shapes = self._shapes
+
+        def forget(_: object) -> None:
+            shapes.pop(shape, None)  # without the lock: whoever holds it may be collecting garbage
+
+        return forget
 
     def _forget_if_changed(self) -> None:
         """Forget all plans if a setting has changed: settings are in plans, as the time zone is."""
