@@ -64,7 +64,7 @@ def conduct(name: str, about: str, torture: Callable[[Path, argparse.Namespace],
 
 def _arguments(about: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=42)
+    parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--short", action="store_true", help="few kills, no fence; for the test suite")
     parser.add_argument("--keep", action="store_true", help="leave the folder with logs, state and output")
