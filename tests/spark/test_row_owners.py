@@ -125,20 +125,20 @@ KEYS = {
 }
 
 
+@pytest.mark.parametrize("keys", KEYS)
 @pytest.mark.parametrize("partitions", [2, 5])
-def test_each_row_has_one_owner_where_an_exchange_would_bring_it(spark, monkeypatch, partitions):
+def test_each_row_has_one_owner_where_an_exchange_would_bring_it(spark, monkeypatch, partitions, keys):
     monkeypatch.setattr(kept_plans, "COPIES", 1)
-    for what, keys in KEYS.items():
-        placed = Placed(spark, keys, lambda rows: rows.where("n <> 13"), partitions)
-        for number, may_copy in enumerate((True, True, False)):  # a copy of the plan, its functions, with an exchange
-            plan, placement, metrics = placed.plan(sent(spark, 90 + number), may_copy=may_copy)
-            assert placed.preparer.is_kept(plan, placement), what
-            with counted(spark) as cost:
-                kept = placed.preparer.checkpoint(plan, placement)
-            assert (placed.is_in_one_stage(), cost.jobs) == (True, 1), what
-            assert metrics.read() == {"rows": 88 + number, "largest": 49}, what
-            assert in_partitions(kept) == placed.expected(sent(spark, 90 + number)), (what, may_copy)
-            free_blocks(kept)
+    placed = Placed(spark, KEYS[keys], lambda rows: rows.where("n <> 13"), partitions)
+    for number, may_copy in enumerate((True, True, False)):  # a copy of the plan, its functions, with an exchange
+        plan, placement, metrics = placed.plan(sent(spark, 90 + number), may_copy=may_copy)
+        assert placed.preparer.is_kept(plan, placement)
+        with counted(spark) as cost:
+            kept = placed.preparer.checkpoint(plan, placement)
+        assert (placed.is_in_one_stage(), cost.jobs) == (True, 1)
+        assert metrics.read() == {"rows": 88 + number, "largest": 49}
+        assert in_partitions(kept) == placed.expected(sent(spark, 90 + number)), may_copy
+        free_blocks(kept)
 
 
 def test_a_row_without_a_key_that_a_step_drops_fails_no_task(spark):
