@@ -16,7 +16,7 @@ from penstock.errors import CheckpointUnreadable, SettingsError, StateDirectoryR
 from penstock.facts import Restoring
 from penstock.failpoints import FailpointCrash, armed
 from penstock.handles import with_replays
-from penstock.job.start import parse_start_options
+from penstock.job.start import StartOptions, parse_start_options, resolve_start
 
 LAYERS = layer("g0-000001"), layer("g0-000002")
 HELD = [(part, content(f"{name}/{part}").decode()) for name in ("g0-000001", "g0-000002") for part in ("0000", "0001")]
@@ -121,6 +121,14 @@ def test_a_name_or_a_number_goes_back_in_the_log_and_says_so_in_it(tmp_path):
     assert (start.recovery.rewind.to, start.recovery.rewind.left, start.recovery.next_checkpoint) == (1, 2, 3)
     assert Start(state).recovery.restored == 1, "R1: the next start remembers it"
     assert Start(state, "2").recovery.restored == 2, "forward again"
+
+
+def test_a_name_that_was_never_given_is_refused_though_one_begins_alike():
+    known = history(CLAIM, at(0), at(1, 0), pin("good", 1))
+
+    assert resolve_start(StartOptions(checkpoint="good"), known, job=JOB, at=5)["rewind_to"] == 1
+    with pytest.raises(UnknownName, match="has no savepoint 'goodbye'"):
+        resolve_start(StartOptions(checkpoint="goodbye"), known, job=JOB, at=5)
 
 
 def test_going_back_can_discard_what_is_not_published(tmp_path):

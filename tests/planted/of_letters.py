@@ -112,7 +112,9 @@ def _(put):
     put(dead_letter_replay, "_create", create)
 
 
-@bug("replay-imported", "a checkpoint of another log says that replays of this one were read")
+@bug(
+    "replay-imported", "a checkpoint of another log says that replays of this one were read", core="core/test_import.py"
+)
 def _(put):
     real = export._Mover.__init__
     put(export._Mover, "__init__", lambda self, generation, **_: real(self, generation, knows_replays=True))
