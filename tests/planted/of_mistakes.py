@@ -19,9 +19,7 @@ def _(put):
     put(start, "resolve_checkpoint", lambda history, text: int(text) if text.isdecimal() else real(history, text))
 
 
-@bug(
-    "refusal-nearest", "a name that was never given is taken for one that begins alike", core="core/test_plan_start.py"
-)
+@bug("refusal-nearest", "a name that was never given is taken for one that begins alike", core="core/test_import.py")
 def _(put):
     real = start.resolve_checkpoint
 
