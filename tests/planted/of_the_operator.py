@@ -58,7 +58,7 @@ def _(put):
     put(Supervisor, "_inject", inject)
 
 
-@bug("drain-reads-on", "a source that was drained is read on by the next start")
+@bug("drain-reads-on", "a source that was drained is read on by the next start", core="core/test_source_task.py")
 def _(put):
     put(SourceTask, "_refuse_after_end", lambda self: None)
 
