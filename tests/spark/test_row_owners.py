@@ -15,7 +15,7 @@ from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
 from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.spark import kept_plans
-from penstock.spark.arrow import ArrowSender
+from penstock.spark.arrow import ArrowSender, arrow_schema
 from penstock.spark.blocks import free_blocks
 from penstock.spark.bound_plans import BoundPlan, note_sent, plan_of
 from penstock.spark.prepared_plans import PlanPreparer
@@ -40,15 +40,6 @@ ROWS = (
     .add("at", "timestamp")
     .add("st", t.StructType().add("a", "integer").add("b", "double"))
 )
-ARROW = pa.schema(
-    [
-        ("k", pa.string()),
-        ("d", pa.float64()),
-        ("n", pa.int64()),
-        ("at", pa.timestamp("us", tz="UTC")),
-        ("st", pa.struct([("a", pa.int32()), ("b", pa.float64())])),
-    ]
-)
 DOUBLES = [0.0, -0.0, math.nan, None, 1.5, -math.nan]
 
 
@@ -63,7 +54,7 @@ def sent(spark: SparkSession, rows: int = 90) -> DataFrame:
         }
         for n in range(rows)
     ]
-    table = pa.Table.from_pylist(given, schema=ARROW)
+    table = pa.Table.from_pylist(given, schema=arrow_schema(ROWS))
     return ArrowSender(spark, ROWS).frame(table.to_batches(max_chunksize=-(-rows // 2)))
 
 

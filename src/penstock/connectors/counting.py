@@ -43,6 +43,8 @@ _MIN_WAIT: Final = 10_000
 """Microseconds between two batches, at least: a faster rate makes larger batches."""
 _MAX_SEQUENCE: Final = 100_000
 """Most numbers that one range, a row of a batch's plan, is expanded to."""
+_RANGE: Final = ("a", "b", "started")
+"""Columns of a range: its first number, its last, and ``NumberRange.started``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ class NumberFrames:
         parts = tasks * each
         bounds = [plan.first + count * at // parts for at in range(parts + 1)]
         rows = [{"a": a, "b": b - 1, "started": plan.started} for a, b in itertools.pairwise(bounds) if a < b]
-        schema = pa.schema([(name, pa.int64()) for name in ("a", "b", "started")])
+        schema = pa.schema([(name, pa.int64()) for name in _RANGE])
         batches = (rows[at : at + each] for at in range(0, len(rows), each))
         return [pa.RecordBatch.from_pylist(batch, schema=schema) for batch in batches]
 
@@ -174,7 +176,7 @@ def built_schema(spark: SparkSession, build: Callable[[DataFrame], DataFrame]) -
 def _ranges() -> StructType:
     from pyspark.sql import types as t
 
-    return t.StructType([t.StructField(name, t.LongType(), nullable=False) for name in ("a", "b", "started")])
+    return t.StructType([t.StructField(name, t.LongType(), nullable=False) for name in _RANGE])
 
 
 def _numbers(ranges: DataFrame) -> DataFrame:

@@ -117,7 +117,7 @@ class KeptPlan:
         replacement: makes a partial function of pairs: see ``PlanEditor.replacement``.
         template: what is copied.
         own: gives each task its own rows, if the plan has lost its exchange.
-        has_many: whether it is for many rows.
+        session: that its copies are of, if it is not the session of ``classes``.
     """
 
     def __init__(
@@ -126,8 +126,7 @@ class KeptPlan:
         replacement: Callable[..., JavaObject],
         template: _PlanTemplate,
         own: OwnRows | None,
-        *,
-        has_many: bool,
+        session: JavaObject,
     ) -> None:
         self._classes = classes
         self._replacement = replacement
@@ -141,14 +140,14 @@ class KeptPlan:
         self._fixed = sorted(value - _PLACEHOLDERS.start for value in fixed if value in _PLACEHOLDERS)
         self._labels = template.labels
         self._own = own
-        self._has_many = has_many
+        self._session = session
         self._columns, self._partitioning = classes.leaves.nullable(template.plan.output(), template.partitioning)
         self._figures = _metrics_of(template.plan, template.labels)
         self._last: _Numbered | None = None
 
     def bind(self, plan: BoundPlan) -> PlannedRows:
         """The rows of a batch. Its figures are read from nodes of its own."""
-        self._classes.activate(for_many=self._has_many)
+        self._classes.activate(self._session)
         parts = list(parts_of(plan))
         inputs = [part for part in parts if isinstance(part, InputRows)]
         rdds = [part.plan.rdd() for part in inputs]
@@ -156,7 +155,7 @@ class KeptPlan:
         if self._own is not None:
             rdds[0], counted = self._own.of(rdds[0])
         rdd, nodes = self._executed(numbers_of(parts), rdds)
-        if self._has_many:  # what else this thread does is done in the session itself
+        if self._session is not None:  # what else this thread does is done in the session itself
             self._classes.activate()
         observed = (part for part in parts if isinstance(part, ObservedRows))
         for part, label in zip(observed, self._labels, strict=True):
@@ -384,7 +383,6 @@ class KeptPlans:
         with self._lock:
             if self._settings is None or not settings.equals(self._settings):
                 self._settings = self._classes.settings(settings)
-                self._classes.note_changed_settings()
                 self._shapes.clear()
 
     def _shape(self, plan: BoundPlan) -> _Shape | None:
@@ -464,7 +462,8 @@ class KeptPlans:
             return None
         template = _PlanTemplate(plan=physical, scans=scans, arrays=arrays, labels=labels, partitioning=partitioning)
         has_many = placement is not None and own is None
-        return KeptPlan(self._classes, replacement, template, own, has_many=has_many)
+        session = self._classes.session_for_many() if has_many else None
+        return KeptPlan(self._classes, replacement, template, own, session)
 
     def _own_rows(self, placement: Placement) -> OwnRows | None:
         assert self._owners is not None

@@ -85,7 +85,6 @@ class SparkClasses:
         self.context: Any = spark.sparkContext._jsc.sc()  # noqa: SLF001
         inner: Any = spark._jsparkSession  # noqa: SLF001
         self._inner = inner
-        self._for_many: JavaObject = None
         self.sql_settings: JavaObject = inner.sessionState().conf().settings()
         self._activate = getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession
         tags, of = scala_object(jvm, "scala.reflect.ClassTag"), getattr(jvm, "java.lang.Class").forName
@@ -104,21 +103,20 @@ class SparkClasses:
     def __getattr__(self, name: str) -> Any:  # so that types are known of the attributes of ``INTERNALS``
         raise AttributeError(name)
 
-    def activate(self, *, for_many: bool = False) -> None:
-        """Make the session this thread's active one: nodes of plans that are made or copied take theirs from there.
+    def activate(self, session: JavaObject = None) -> None:
+        """Make a session this thread's active one: nodes of plans that are made or copied take theirs from there.
 
         Args:
-            for_many: whether it is a clone that has ``MANY_GROUPS`` as well.
+            session: the session; by default the one that these classes are of.
         """
-        if for_many and self._for_many is None:
-            self._for_many = self._inner.cloneSession()
-            for name, value in MANY_GROUPS.items():
-                self._for_many.conf().set(name, value)
-        self._activate(self._for_many if for_many else self._inner)
+        self._activate(self._inner if session is None else session)
 
-    def note_changed_settings(self) -> None:
-        """Clone the session anew when a clone is needed again."""
-        self._for_many = None
+    def session_for_many(self) -> JavaObject:
+        """A clone of the session that has ``MANY_GROUPS`` as well."""
+        session = self._inner.cloneSession()
+        for name, value in MANY_GROUPS.items():
+            session.conf().set(name, value)
+        return session
 
     def array(self, values: Sequence[int]) -> JavaObject:
         """A literal of an array of BIGINT."""
