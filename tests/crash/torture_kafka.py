@@ -65,6 +65,7 @@ def _figures(campaign: campaigns.Campaign, feed: KafkaFeed, trouble: BrokerTroub
         "partitions_added": len(trouble.added()),
         "transactions": feed.steps["commit"],
         "transactions_aborted": feed.steps["abort"],
+        "stops_cut_off": campaign.cut_off,
         "warnings_of_trouble": sum(life.said.count("has trouble with Kafka") for life in campaign.lives),
     }
 
@@ -101,7 +102,7 @@ def _uninterrupted(whole: Path, killed: Path, feed: KafkaFeed, problems: list[st
 
 
 def _campaign(home: Path, seed: int, feed: KafkaFeed) -> campaigns.Campaign:
-    return campaigns.Campaign(home, seed, feed, "kafka_job:job", feed.environment)
+    return campaigns.Campaign(home, seed, feed, "kafka_job:job", feed.environment, away="Kafka")
 
 
 if __name__ == "__main__":

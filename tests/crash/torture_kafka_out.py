@@ -158,7 +158,7 @@ def torture(home: Path, arguments: argparse.Namespace) -> conduct.Outcome:
 def _campaign(home: Path, seed: int, feed: KafkaFeed, topics: Topics) -> TopicsCampaign:
     for output in OUTPUTS:
         topics.make(f"{feed.topic}-{output}", 2)
-    campaign = TopicsCampaign(home, seed, feed, "kafka_out_job:job", feed.environment)
+    campaign = TopicsCampaign(home, seed, feed, "kafka_out_job:job", feed.environment, away="Kafka")
     campaign.topics = topics
     return campaign
 

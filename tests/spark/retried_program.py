@@ -1,7 +1,7 @@
-"""A program: a step that sends changes, on a Spark where the first attempt of each task of a batch fails.
+"""A program: steps that send windows or changes, where the first attempt of each task of a batch fails.
 
-Prints, as JSON, the changes of each batch and what was observed: rows of layers, late rows, ends of layers. It is run
-by itself, since the session of the tests does not try a task again.
+Prints, as JSON, the windows, the changes of each batch, and what was observed: rows of layers, late rows, ends of
+layers. It is run by itself, since the session of the tests does not try a task again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -71,15 +72,42 @@ def main(*, is_kept: bool, fails: bool, is_sent: bool) -> None:
         results.MANY_OLD_ROWS, results.OLD_PER_NEW = 1, 0
     else:
         kept_plans.is_keepable = lambda _plan: False
-    aggregates = (agg.sum("v").alias("v"), agg.count().alias("n"))
-    step = WindowAggregate(
-        keys=(("k", "k"),),
-        time="at",
-        window=tumbling("10 seconds"),
-        aggregates=aggregates,
-        emission=EmitStrategy(updates=True),
-    )
+    found = windows(spark, fails=fails, is_sent=is_sent) + changes(spark, is_kept=is_kept, fails=fails, is_sent=is_sent)
+    sys.stdout.write(json.dumps(found) + "\n")
+    spark.stop()
+
+
+STEP = WindowAggregate(
+    keys=(("k", "k"),),
+    time="at",
+    window=tumbling("10 seconds"),
+    aggregates=(agg.sum("v").alias("v"), agg.count().alias("n")),
+)
+
+
+def windows(spark: SparkSession, *, fails: bool, is_sent: bool) -> list[object]:
+    """The windows of three batches, each made by a job of its own, and the counters."""
     found: list[object] = []
+    with tempfile.TemporaryDirectory() as folder:
+        rig = Rig(spark, STEP, SCHEMA, Path(folder), late_read=False)
+        preparer = rig.operator._preparer
+        below = preparer.prepare(rig.input, failing if fails and not is_sent else lambda rows: rows)
+        for number in range(3):
+            rig.advance(number * 10 * SECOND)
+            rows = rig.frame(given(number))
+            if is_sent:
+                note_sent(rows, 50)
+            rig.process_frame(rig.operator._queries.frame(preparer.bind(below, plan_of(rows))))
+        rig.advance(40 * SECOND)
+        found.append(sorted(map(repr, sent_by(rig, fails=False))))
+        found.append(rig.counts)
+    return found
+
+
+def changes(spark: SparkSession, *, is_kept: bool, fails: bool, is_sent: bool) -> list[object]:
+    """The changes of four batches, and what was observed of them."""
+    found: list[object] = []
+    step = replace(STEP, emission=EmitStrategy(updates=True))
     with tempfile.TemporaryDirectory() as folder:
         rig = Rig(spark, step, SCHEMA, Path(folder), late_read=False)
         preparer = rig.operator._preparer
@@ -103,8 +131,7 @@ def main(*, is_kept: bool, fails: bool, is_sent: bool) -> None:
         found.append([sum(shape.plan is not None for shape in known), len(known)])
         in_one_stage = [shape for shape in known if shape.plan is not None and shape.plan._own is not None]
         assert len(in_one_stage) == (is_kept and is_sent)
-    sys.stdout.write(json.dumps(found) + "\n")
-    spark.stop()
+    return found
 
 
 def sent_by(rig: Rig, *, fails: bool) -> list[tuple[object, ...]]:

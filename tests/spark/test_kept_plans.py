@@ -28,7 +28,7 @@ from penstock.spark.blocks import free_blocks
 from penstock.spark.bound_plans import BoundPlan, ObservedRows, PlanBuilder, plan_of
 from penstock.spark.kept_plans import KeptPlans
 from penstock.spark.kept_rows import missing_class
-from penstock.spark.plans import AHEAD_BOUND, observe_sql, plan_kind
+from penstock.spark.plans import AHEAD_BOUND, Figure, observe_sql, plan_kind
 from penstock.spark.prepared_plans import PlanPreparer
 from penstock.spark.sql import variable_literal
 from window_harness import Rig, compilations, counted, next_job, persistent
@@ -128,7 +128,9 @@ def test_functions_of_tasks_stay_though_a_number_of_an_observation_changes(spark
         batch(spark, 0).schema, lambda rows, least: rows.where(f"v >= {variable_literal(least, column='v')}"), numbers=1
     )
     is_ahead = f"v > {variable_literal(AHEAD_BOUND, column='v')}"
-    spec = observe_sql(preparer.editor.frame(prepared.plan), "t", {"n": f"count(CASE WHEN {is_ahead} THEN 1 END)"})
+    spec = observe_sql(
+        preparer.editor.frame(prepared.plan), "t", {"n": Figure((f"count(CASE WHEN {is_ahead} THEN 1 END)",))}
+    )
     taken, functions = [], set()
     for least, bound in ((10, 15), (10, 12), (10, 14), (11, 14), (11, 17)):
         plan = ObservedRows(preparer.bind(prepared, plan_of(batch(spark, 0)), least), spec, bound)

@@ -21,7 +21,7 @@ from penstock.elements import Batch, ObservedMetrics
 from penstock.errors import InternalError, SourceUnavailable
 from penstock.graph.nodes import BAD_PORT, ParseJson, Read
 from penstock.handles import Guarantee
-from penstock.spark.plans import PlanEditor, PlanObserver, analyzed_plan, observe_sql
+from penstock.spark.plans import Figure, PlanEditor, PlanObserver, analyzed_plan, observe_sql
 from window_harness import counted, persistent
 
 pytestmark = pytest.mark.spark
@@ -355,7 +355,9 @@ def test_batches_cost_one_job_each_and_compile_nothing_once_warm(spark):
 def test_a_figure_that_no_job_brings_is_lost_not_waited_for(spark):
     editor = PlanEditor(spark)
     frame = spark.range(3)
-    node, measure = PlanObserver(editor).observe(analyzed_plan(frame), observe_sql(frame, "n", {"n": "count(1)"}))
+    node, measure = PlanObserver(editor).observe(
+        analyzed_plan(frame), observe_sql(frame, "n", {"n": Figure(("count(1)",))})
+    )
     editor.frame(node).where("false").write.format("noop").mode("append").save()
     measure.settle()
     assert measure.value is None

@@ -16,7 +16,7 @@ from penstock.operators.windows.assigners import session, sliding, tumbling
 from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.operators.windows.ingest import MIN_ROWS
 from penstock.spark.bound_plans import ObservedRows, plan_of
-from penstock.spark.plans import observe_sql
+from penstock.spark.plans import Figure, observe_sql
 from spark.job_kit import Jobs, Watch, drop
 from window_harness import Rig, compilations, counted, exchanges, persistent
 
@@ -91,7 +91,9 @@ def test_the_job_over_the_results_makes_the_layer_and_tells_all_that_is_observed
 def test_what_is_observed_below_is_told_after_the_job_and_not_before(spark, tmp_path):
     rig = rig_of(spark, tmp_path)
     frame = rig.frame([*rows(1, 7), *rows(3, user="b")])
-    figures = observe_sql(frame, "time", {"max": "max(unix_micros(at))", "n": "count(*)"})
+    figures = observe_sql(
+        frame, "time", {"max": Figure(("max(unix_micros(at))",), merge="max"), "n": Figure(("count(*)",))}
+    )
     watched = ObservedRows(plan_of(frame), figures)
     told = watched.metrics
     batch = {"frame": rig.operator._queries.frame(watched), "metrics": {"time": told}}

@@ -20,14 +20,15 @@ from penstock.spark.plan_check import JobWatch, PlanCheck
 from penstock.spark.plans import (
     AHEAD_BOUND,
     PER_PARTITION,
+    Figure,
     ObservationSpec,
     PlanEditor,
     PlanLeaf,
     analyzed_plan,
+    figure_by_partition,
     is_frame,
     observe_sql,
     optimized_plan,
-    per_partition_array,
     scala_items,
 )
 from penstock.spark.query_log import first_line, quiet
@@ -168,7 +169,7 @@ class StepCompiler:
 
     def count_rows(self, schema: StructType) -> ObservationSpec:
         """Return an observation that counts the rows of a source's frame. It uses no column, so it fits any plan."""
-        return observe_sql(self.editor.new_leaf(schema).frame, "rows", {"rows": "count(1)"})
+        return observe_sql(self.editor.new_leaf(schema).frame, "rows", {"rows": Figure(("count(1)",))})
 
     def _make(
         self, step: StatelessStep, schema: StructType, snapshots: Mapping[str, TableSnapshot]
@@ -229,7 +230,7 @@ class StepCompiler:
             place = text.place_of(schema.fieldNames()) if says_place else None
             return (_compiled(leaf, text.failfast(decoded, node.column, place=place or "NULL")),)
         measure, figure = node.bad_rows
-        observation = observe_sql(decoded, measure, {figure: f"count_if({text.REASON} IS NOT NULL)"})
+        observation = observe_sql(decoded, measure, {figure: Figure((f"count_if({text.REASON} IS NOT NULL)",))})
         wide = _compiled(leaf, decoded, observation)
         if node.on_error == "split":
             return (wide,)
@@ -280,7 +281,8 @@ def tables_of(step: StatelessStep) -> tuple[Any, ...]:
 def _time_observation(node: WithWatermark, leaf: PlanLeaf) -> ObservationSpec:
     @lru_cache(maxsize=2)  # partitions come and go seldom
     def among(column: str, names: tuple[str, ...]) -> ObservationSpec:
-        each = {PER_PARTITION: per_partition_array(_greatest(node, "{mine} AND "), column, names, leaf.schema)}
+        greatest = _greatest(node, "{mine} AND ")
+        each = {PER_PARTITION: figure_by_partition(greatest, column, names, leaf.schema, merge="max")}
         return observe_sql(
             leaf.frame, f"time:{node.id}", _time_figures(node) | each, max_ahead=node.max_ahead, names=names
         )
@@ -288,12 +290,13 @@ def _time_observation(node: WithWatermark, leaf: PlanLeaf) -> ObservationSpec:
     return observe_sql(leaf.frame, f"time:{node.id}", _time_figures(node), max_ahead=node.max_ahead, among=among)
 
 
-def _time_figures(node: WithWatermark) -> dict[str, str]:
+def _time_figures(node: WithWatermark) -> dict[str, Figure]:
     column = quote_identifier(node.column)
     # not count_if: Spark computes its condition below the observation, so the bound would be a part of another stage
     is_ahead = f"unix_micros({column}) > {_bound(node)}" if node.max_ahead is not None else "false"
     ahead = f"count(CASE WHEN {is_ahead} THEN 1 END)"
-    return {"max": _greatest(node), "ahead": ahead, "missing": f"count_if({column} IS NULL)"}
+    missing = f"count_if({column} IS NULL)"
+    return {"max": Figure((_greatest(node),), merge="max"), "ahead": Figure((ahead,)), "missing": Figure((missing,))}
 
 
 def _greatest(node: WithWatermark, condition: str = "") -> str:

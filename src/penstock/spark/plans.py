@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.elements import ObservedMetrics
@@ -174,9 +174,73 @@ AHEAD_BOUND: Final = 2**62 + 20_261_121
 """Placeholder in the SQL of an ``ObservationSpec`` for the bound that a batch brings."""
 PER_PARTITION: Final = "partitions"
 """The figure that is a JSON array with one number for each partition."""
-# One array and not a column for each partition: reading a value of the JVM costs as much as a column does.
 _PATIENCE_MS: Final = 5_000
 _serials = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """An aggregate over rows that may also be taken over groups of the rows, whose own aggregates are merged.
+
+    Attributes:
+        parts: aggregates over rows, as SQL.
+        merge: the function that makes one value of a part's values in several groups.
+        is_array: whether the figure is the JSON array of its parts; else there is one part.
+
+    >>> Figure(("count(1)",)).over_groups(["n"])
+    'sum(n)'
+    >>> Figure(("max(a)", "max(b)"), merge="max", is_array=True).over_rows
+    'to_json(array(max(a), max(b)))'
+    """
+
+    parts: tuple[str, ...]
+    merge: str = "sum"
+    is_array: bool = False
+
+    @property
+    def over_rows(self) -> str:
+        """SQL for the figure over all rows."""
+        return self._of(self.parts)
+
+    def over_groups(self, columns: Iterable[str]) -> str:
+        """SQL for the same figure over groups; ``columns`` have their parts."""
+        return self._of(f"{self.merge}({column})" for column in columns)
+
+    def _of(self, parts: Iterable[str]) -> str:
+        # One array and not a column for each part: reading a value of the JVM costs as much as a column does, and 64
+        # maxima cost more than the batch (360 ms for 38).
+        return f"to_json(array({', '.join(parts)}))" if self.is_array else next(iter(parts))
+
+
+def figure_by_partition(
+    part: str, column: str, names: Iterable[str], schema: StructType, *, merge: str = "sum"
+) -> Figure:
+    """The figure that has an aggregate for each partition.
+
+    Args:
+        part: the aggregate, in which ``{mine}`` stands for "the row is of that partition".
+        column: has the partition's name.
+        names: in the order of the array.
+        schema: of the rows; a number is compared as a number.
+        merge: see ``Figure``.
+
+    >>> from pyspark.sql.types import StructType
+    >>> figure_by_partition("count_if({mine})", "p", ["0", "1"], StructType.fromDDL("p INT")).parts
+    ('count_if(`p` = 0L)', 'count_if(`p` = 1L)')
+    """
+    mine = conditions_of(column, names, schema)
+    return Figure(tuple(part.format(mine=each) for each in mine), merge=merge, is_array=True)
+
+
+def conditions_of(column: str, names: Iterable[str], schema: StructType) -> list[str]:
+    """SQL that a row is of a partition, for each partition: see ``figure_by_partition``."""
+    is_number = schema[column].dataType.typeName() in ("byte", "short", "integer", "long")
+    return [f"{quote_identifier(column)} = {f'{int(name)}L' if is_number else _text(name)}" for name in names]
+
+
+def _text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +250,7 @@ class ObservationSpec:
     Attributes:
         measure: name of the observed metrics.
         figures: names of the figures, in order.
+        sql: the figures, if they may be taken over groups of the rows too.
         metrics: the expressions, bound to the columns of the plan they were made over.
         max_ahead: microseconds after the wall clock that ``AHEAD_BOUND`` is replaced by, if the figures have it.
         names: of the partitions, in the order of the figure ``PER_PARTITION``, if there is one.
@@ -195,6 +260,7 @@ class ObservationSpec:
     measure: str
     figures: tuple[str, ...]
     metrics: JavaObject
+    sql: Mapping[str, Figure] = field(default_factory=dict)
     max_ahead: int | None = None
     names: tuple[str, ...] = ()
     among: Callable[[str, tuple[str, ...]], ObservationSpec] | None = None
@@ -204,27 +270,30 @@ class ObservationSpec:
         values = json.loads(row).values()
         if len(values) != len(self.figures):
             return None
-        figures: dict[str, object] = dict(zip(self.figures, values, strict=True))
-        if self.names:
-            by_partition = json.loads(cast("str", figures[PER_PARTITION]))
-            figures[PER_PARTITION] = dict(zip(self.names, by_partition, strict=True))
-        return figures
+        return self.with_names(dict(zip(self.figures, values, strict=True)))
+
+    def with_names(self, figures: Mapping[str, object]) -> Mapping[str, object]:
+        """The figures with the partitions' names in the place of their order."""
+        if not self.names:
+            return figures
+        by_partition = json.loads(cast("str", figures[PER_PARTITION]))
+        return {**figures, PER_PARTITION: dict(zip(self.names, by_partition, strict=True))}
 
 
 def observe_sql(
     frame: DataFrame,
     measure: str,
-    figures: Mapping[str, str],
+    figures: Mapping[str, Figure],
     *,
     max_ahead: int | None = None,
     names: tuple[str, ...] = (),
     among: Callable[[str, tuple[str, ...]], ObservationSpec] | None = None,
 ) -> ObservationSpec:
-    """What to observe above a frame's plan; ``figures`` are aggregates as SQL."""
+    """What to observe above a frame's plan."""
     from pyspark.sql import functions as F
 
-    spec = observe_columns(frame, measure, {name: F.expr(sql) for name, sql in figures.items()})
-    return replace(spec, max_ahead=max_ahead, names=names, among=among)
+    spec = observe_columns(frame, measure, {name: F.expr(figure.over_rows) for name, figure in figures.items()})
+    return replace(spec, sql=figures, max_ahead=max_ahead, names=names, among=among)
 
 
 def observe_columns(frame: DataFrame, measure: str, figures: Mapping[str, Column]) -> ObservationSpec:
@@ -286,31 +355,6 @@ class PlanObserver:
         except (Py4JJavaError, PySparkException):  # also an empty row, which has no schema and no JSON
             return None
         return spec.figures_of(row)
-
-
-def per_partition_array(figure: str, column: str, names: Iterable[str], schema: StructType) -> str:
-    """SQL for a JSON array of the aggregate ``figure`` for each partition.
-
-    One array column costs little; a column for each partition costs more than the batch (64 maxima: 360 ms for 38).
-
-    Args:
-        figure: an aggregate in which ``{mine}`` stands for "the row is of that partition".
-        column: has the partition's name.
-        names: in the order of the array.
-        schema: of the rows; a number is compared as a number.
-
-    >>> from pyspark.sql.types import StructType
-    >>> per_partition_array("count_if({mine})", "p", ["0", "1"], StructType.fromDDL("p INT"))
-    'to_json(array(count_if(`p` = 0L), count_if(`p` = 1L)))'
-    """
-    is_number = schema[column].dataType.typeName() in ("byte", "short", "integer", "long")
-    mine = (f"{quote_identifier(column)} = {f'{int(name)}L' if is_number else _text(name)}" for name in names)
-    return f"to_json(array({', '.join(figure.format(mine=each) for each in mine)}))"
-
-
-def _text(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 # ---- metrics observed on frames --------------------------------------------------------------------------------------

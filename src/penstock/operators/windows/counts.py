@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, EventTime
 from penstock.operators.aggregates.basic import count
 from penstock.operators.windows.emitter import WindowEmitter
-from penstock.operators.windows.frames import INTERNAL, WindowedStep, WindowFrames, make_frames, partial_name
+from penstock.operators.windows.figures import INTERNAL
+from penstock.operators.windows.frames import WindowedStep, WindowFrames, make_frames, partial_name
 from penstock.operators.windows.operator import WindowOperator
 from penstock.operators.windows.sessions import IntervalFormat, interval_of
 from penstock.spark.plans import FrameObservation
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.interfaces.operator import Collector
     from penstock.operators.windows.assigners import CountWindow
     from penstock.operators.windows.emit_strategy import EmitStrategy
-    from penstock.spark.bound_plans import BoundPlan
+    from penstock.operators.windows.ingest import BatchIntake
     from penstock.state.layers import Layer
 
 
@@ -240,14 +241,14 @@ class CountOperator(WindowOperator):
             self._frames, self._results(), emission, self._stack, self._context, fired=fired, closed=closed
         )
 
-    def _keep(self, flagged: BoundPlan, *, may_copy: bool) -> None:  # noqa: ARG002 - rows are numbered in order
+    def _keep(self, intake: BatchIntake, *, may_copy: bool) -> None:  # noqa: ARG002 - rows are numbered in order
         layers_format, stack = self._frames.layers, self._stack
         observation = FrameObservation(("full",))
         layers, lease = stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)
         try:
             state = layers_format.between(union_layers(layers), MIN_WATERMARK) if layers else None
             windows = observation.observe(
-                self._frames.counted(self._queries.frame(flagged), state), [layers_format.figure()]
+                self._frames.counted(self._queries.frame(intake.observed()), state), [layers_format.figure()]
             )
             layer = build_layer(layers_format, windows, LayerLabel(name=stack.next_name(), level=0))
         finally:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import GraphError, no_column
 from penstock.interfaces.operator import StateSchema
 from penstock.interfaces.sink import CHANGE_COLUMN
 from penstock.operators.aggregates.base import is_ordered, merge_once
 from penstock.operators.windows.assigners import CountWindow, GlobalWindow, SessionWindow
+from penstock.operators.windows.figures import (
+    GROUP_KIND,
+    INTERNAL,
+    PANE,
+    ROW_LATE,
+    ROW_ON_TIME,
+    ROW_WITHOUT_TIME,
+    ROWS_OF_GROUP,
+    TIMELINESS,
+    EarlierFigures,
+    WantedFigures,
+    kind_of_group,
+)
 from penstock.operators.windows.panes import PanedWindow
 from penstock.operators.windows.record import to_record
-from penstock.spark.plans import per_partition_array
 from penstock.spark.query_log import first_line
 from penstock.spark.session import empty_frame
 from penstock.spark.sql import nullable, quote_identifier, variable_literal
@@ -31,8 +43,6 @@ if TYPE_CHECKING:
 
 # ---- names of columns ------------------------------------------------------------------------------------------------
 
-INTERNAL: Final = "__penstock_"
-"""Prefix of columns that a frame has only inside a step."""
 TIMING_COLUMN: Final = "_timing"
 """The column that some results have in addition: when a row was sent."""
 PANE_START, PANE_END = "pane_start", "pane_end"
@@ -132,47 +142,6 @@ def explain_analysis(make: Callable[[], DataFrame], what: str, schema: StructTyp
         raise GraphError(msg) from error
 
 
-# ---- figures over a batch's flagged rows -----------------------------------------------------------------------------
-# Flagged rows have two more columns, the end of their pane and their timeliness.
-
-TIMELINESS: Final = f"{INTERNAL}code"
-"""Column of flagged rows: ``ROW_ON_TIME``, ``ROW_LATE`` or ``ROW_WITHOUT_TIME``."""
-PANE: Final = f"{INTERNAL}pane"
-"""Column of flagged rows: the end of a row's pane."""
-ROW_ON_TIME, ROW_LATE, ROW_WITHOUT_TIME = 0, 1, 2
-FIRST, LAST = "first", "last"
-BY_PARTITION: Final = "late_by_partition"
-"""The figure with the late rows of each source partition, as a JSON array."""
-
-
-class WantedFigures(NamedTuple):
-    """Figures wanted of a batch, in addition to the numbers of rows ``on_time``, ``late`` and ``missing`` a time.
-
-    Attributes:
-        late_by: the column with a row's source partition, and the partitions' names, for ``BY_PARTITION``.
-        bounds: whether the least and the greatest end of panes of rows on time are wanted: ``FIRST``, ``LAST``.
-    """
-
-    late_by: tuple[str, tuple[str, ...]] | None = None
-    bounds: bool = False
-
-
-def figures_of(wanted: WantedFigures, schema: StructType) -> dict[str, Column]:
-    """Aggregates over flagged rows with these columns, by name."""
-    from pyspark.sql import functions as F
-
-    codes = {"on_time": ROW_ON_TIME, "late": ROW_LATE, "missing": ROW_WITHOUT_TIME}
-    figures = {name: F.expr(f"count_if({TIMELINESS} = {code})") for name, code in codes.items()}
-    if wanted.bounds:
-        for name, extreme in ((FIRST, "min"), (LAST, "max")):
-            figures[name] = F.expr(f"{extreme}(CASE WHEN {TIMELINESS} = {ROW_ON_TIME} THEN {PANE} END)")
-    if wanted.late_by is not None:
-        column, names = wanted.late_by
-        figure = f"count_if({{mine}} AND {TIMELINESS} <> {ROW_ON_TIME})"
-        figures[BY_PARTITION] = F.expr(per_partition_array(figure, column, names, schema))
-    return figures
-
-
 # ---- frames of a batch -----------------------------------------------------------------------------------------------
 
 _ARRIVAL = f"{INTERNAL}arrival"
@@ -247,8 +216,32 @@ class WindowFrames:
         """One row for each key and pane of the rows on time, in whatever partition."""
         return self.on_time(flagged).groupBy(*self.groups).agg(*self.partials)
 
+    def grouped_with_figures(
+        self, flagged: DataFrame, wanted: WantedFigures, before: EarlierFigures, bound: int | None
+    ) -> DataFrame:
+        """As ``grouped``, with groups of rows that are not on time, and with columns to make figures of."""
+        from pyspark.sql import functions as F
+
+        is_on_time = F.expr(f"{TIMELINESS} = {ROW_ON_TIME}")
+        layers_format, names = self.layers_format, flagged.select(*self.inputs).columns
+        # The input's columns are here too, and one may be called as those of the times are.
+        ends = {name: f"{INTERNAL}{name}" for name in (layers_format.start, layers_format.end)}
+        set_aside = (
+            F.when(is_on_time, column).alias(ends.get(name, name))
+            for name, column in zip(names, self.inputs, strict=True)
+        )
+        rows = flagged.select("*", *set_aside, F.expr(kind_of_group(wanted, flagged.schema)).alias(GROUP_KIND))
+        keys = self.groups[: len(layers_format.keys)]
+        times = [_column(internal).alias(name) for name, internal in ends.items()]
+        counted = F.count(F.lit(1)).alias(ROWS_OF_GROUP)
+        return rows.groupBy(*keys, *times, _column(GROUP_KIND)).agg(*self.partials, counted, *before.parts(bound))
+
+    def without_figures(self, groups: DataFrame) -> DataFrame:
+        """The rows of ``grouped``, of those of ``grouped_with_figures``."""
+        return groups.where(f"{GROUP_KIND} = 0").select(*map(quote_identifier, self.layers_format.schema.names))
+
     def partial(self, flagged: DataFrame) -> DataFrame:
-        """The same rows, partitioned as layers are.
+        """The rows of ``grouped``, partitioned as layers are.
 
         Rows are exchanged by key and then aggregated. Without keys each task aggregates its own first.
         """

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from penstock.clock import MAX_WATERMARK
 from penstock.elements import Batch, ObservedMetrics
 from penstock.errors import InternalError
 from penstock.facts import RowsLate
 from penstock.interfaces.operator import LATE_PORT, MAIN_PORT, Collector, DeferredBatch, OperatorContext
-from penstock.operators.windows.frames import BY_PARTITION, FIRST, LAST, WantedFigures, figures_of
-from penstock.spark.bound_plans import BoundPlan, ObservedRows, PreparedPlan, RebuiltRows, plan_of
+from penstock.operators.windows.figures import (
+    BY_PARTITION,
+    FIRST,
+    LAST,
+    EarlierFigures,
+    WantedFigures,
+    figures_of,
+    figures_over_groups,
+)
+from penstock.spark.bound_plans import BoundPlan, BoundRows, ObservedRows, PreparedPlan, RebuiltRows, plan_of
 from penstock.spark.prepared_plans import PlanPreparer
 from penstock.spark.row_owners import Placement
 from penstock.spark.sql import nullable, quote_identifier
@@ -40,6 +49,28 @@ _MAX_SPECS: Final = 3
 """Number of earlier observation specs that are kept: they change only when source partitions come or go."""
 
 
+class LayerRows(NamedTuple):
+    """The rows of a layer that is to be kept, how they are exchanged, and metrics that will have its statistics."""
+
+    plan: BoundPlan
+    placement: Placement | None
+    metrics: ObservedMetrics
+
+
+class _GroupPlans(NamedTuple):
+    """The plans of groups with figures, and of a layer's rows over them. ``spec`` is held, since its id is a key."""
+
+    groups: PreparedPlan
+    rows: PreparedPlan
+    earlier: EarlierFigures
+    spec: ObservationSpec | None
+
+
+def _found(earlier: EarlierFigures, spec: ObservationSpec, metrics: ObservedMetrics) -> Mapping[str, object] | None:
+    figures = metrics.read()
+    return None if figures is None else spec.with_names(earlier.found(figures))
+
+
 class LayerQueries:
     """Makes the plans of a step's layers; each is analysed once and bound to each batch. Runs no job.
 
@@ -59,6 +90,7 @@ class LayerQueries:
         self._specs: dict[WantedFigures, ObservationSpec] = {}
         self._partials: dict[bool, PreparedPlan] = {}
         self._merges: dict[bool, PreparedPlan] = {}
+        self._groups: dict[tuple[WantedFigures, int], _GroupPlans] = {}
         self._keys: PreparedPlan | None = None
         self._is_volatile = self._has_volatile_inputs()
 
@@ -82,8 +114,8 @@ class LayerQueries:
         """The aggregates over flagged rows that are observed, by name."""
         return figures_of(wanted, self._flagged.schema)
 
-    def partial(self, flagged: BoundPlan, *, may_copy: bool) -> tuple[BoundPlan, Placement | None, ObservedMetrics]:
-        """The rows of a batch's layer, how they are exchanged, and metrics that will have their statistics.
+    def partial(self, flagged: BoundPlan, *, may_copy: bool) -> LayerRows:
+        """The rows of a batch's layer.
 
         Args:
             flagged: the batch's rows.
@@ -91,9 +123,31 @@ class LayerQueries:
         """
         if self._is_volatile:
             plan, metrics = self._observed(self._prepared_layer, self._rebuilt(flagged))
-            return plan, None, metrics
+            return LayerRows(plan, None, metrics)
         plan, placement = self._placed(flagged, lambda rows: self._observed(rows, flagged)[0], may_copy=may_copy)
-        return plan, placement, cast("ObservedRows", plan).metrics
+        return LayerRows(plan, placement, cast("ObservedRows", plan).metrics)
+
+    def grouped(self, flagged: BoundPlan, wanted: WantedFigures, *, may_copy: bool) -> LayerRows | None:
+        """As ``partial``, with the figures of the rows taken over their groups: see ``figures_over_groups``.
+
+        So are those that the step before observes on the same rows. ``None`` if no plan of that is kept.
+        """
+        if self._is_volatile or not self._frames.exchange_keys:
+            return None
+        earlier = flagged.below if isinstance(flagged, BoundRows) else None
+        if isinstance(flagged, BoundRows) and isinstance(earlier, ObservedRows) and earlier.spec.sql:
+            flagged = replace(flagged, below=earlier.below)
+        else:
+            earlier = None
+        plans = self._prepared_groups(wanted, earlier.spec if earlier is not None else None)
+        bound = [earlier.bound] if earlier is not None and earlier.bound is not None else []
+        groups, metrics = self._observed(plans.groups, flagged, *bound)
+        plan, placement = self._preparer.bind(plans.rows, groups), self._placement(flagged, may_copy=may_copy)
+        if placement is None or not self._preparer.is_kept(plan, placement):
+            return None
+        if earlier is not None:
+            earlier.read_from(partial(_found, plans.earlier, earlier.spec, metrics))
+        return LayerRows(plan, placement, metrics)
 
     def unobserved(self, flagged: BoundPlan) -> tuple[BoundPlan, Placement | None]:
         """The rows of a small batch's layer, without their statistics, and how they are exchanged."""
@@ -179,6 +233,26 @@ class LayerQueries:
             self._partials[is_grouped] = self._preparer.prepare(self._flagged_schema, build, figures=self._stats())
         return self._partials[is_grouped]
 
+    def _prepared_groups(self, wanted: WantedFigures, spec: ObservationSpec | None) -> _GroupPlans:
+        if (wanted, id(spec)) not in self._groups:
+            while len(self._groups) > _MAX_SPECS:
+                del self._groups[next(iter(self._groups))]
+            frames, preparer = self._frames, self._preparer
+            earlier = EarlierFigures({} if spec is None else spec.sql)
+
+            def build(rows: DataFrame, bound: int | None = None) -> DataFrame:
+                return frames.grouped_with_figures(rows, wanted, earlier, bound)
+
+            groups = preparer.prepare(
+                self._flagged_schema,
+                build,
+                numbers=0 if spec is None or spec.max_ahead is None else 1,
+                figures=figures_over_groups(wanted, frames.layers_format) | earlier.over_groups(),
+            )
+            rows = preparer.prepare(nullable(groups.schema), frames.without_figures)
+            self._groups[wanted, id(spec)] = _GroupPlans(groups, rows, earlier, spec)
+        return self._groups[wanted, id(spec)]
+
     def _prepared_merge(self, *, sliced: bool) -> PreparedPlan:
         layers_format = self._frames.layers_format
 
@@ -249,7 +323,6 @@ class BatchIntake:
         bounds: whether to observe the ends of its panes too, which ``stats`` needs.
 
     Attributes:
-        observed: plan of the same rows, to make a layer of. The first job over it observes the figures.
         on_time: number of rows that are on time, after ``finish``.
         late: number of rows that are late or without an event time, after ``finish``.
         missing: number of those without an event time.
@@ -269,8 +342,25 @@ class BatchIntake:
         self._late_rows = LateRowReport(batch.partitions)
         self._wanted = WantedFigures(late_by=self._late_rows.column_and_names, bounds=bounds)
         self._late_by_partition: object = None
-        self.observed, self._metrics = queries.counted(flagged, self._wanted)
+        self._metrics: ObservedMetrics | None = None
         self.on_time = self.late = self.missing = 0
+
+    def observed(self) -> BoundPlan:
+        """The plan of the same rows, to make a layer of. The first job over it observes the figures."""
+        plan, self._metrics = self._queries.counted(self._flagged, self._wanted)
+        return plan
+
+    def layer_rows(self, *, may_copy: bool) -> LayerRows:
+        """The rows of the batch's layer. The first job over them observes the figures.
+
+        Args:
+            may_copy: see ``Placement.may_copy``.
+        """
+        rows = self._queries.grouped(self._flagged, self._wanted, may_copy=may_copy)
+        if rows is None:
+            return self._queries.partial(self.observed(), may_copy=may_copy)
+        self._metrics = rows.metrics
+        return rows
 
     def finish(self) -> None:
         """Take in the figures, after a job has run over all of ``observed``.
@@ -298,16 +388,19 @@ class BatchIntake:
 
         ``None`` if the observation is lost. Then compute them from the layer: its rows are cached, the batch's are not.
         """
-        figures: Mapping[str, Any] | None = self._metrics.read()
+        figures = self._read()
         return None if figures is None else {"rows": figures["on_time"], "first": figures[FIRST], "last": figures[LAST]}
 
     def _figures(self) -> Mapping[str, Any]:
         """The observed figures, or those of a job that computes them if the observation is lost."""
-        figures = self._metrics.read()
+        figures = self._read()
         if figures is None:
             columns = (figure.alias(name) for name, figure in self._queries.figures(self._wanted).items())
             figures = self._queries.frame(self._flagged).agg(*columns).collect()[0].asDict()
         return figures
+
+    def _read(self) -> Mapping[str, Any] | None:
+        return None if self._metrics is None else self._metrics.read()
 
 
 def is_plain(batch: Batch) -> bool:
@@ -370,7 +463,7 @@ class DeferredLayers:
         """Send the results that a batch changes; the first job over them also makes the layer."""
         # The statistics are observed on the rows before the exchange, not on the layer: a task that fails after it has
         # cached its part of the layer finds that part when it is retried, and would observe nothing.
-        rows, placement = self._queries.unobserved(intake.observed)
+        rows, placement = self._queries.unobserved(intake.observed())
         label = LayerLabel(
             name=self._stack.next_name(),
             level=0,

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from penstock.clock import EventTime
     from penstock.handles import CheckpointId, StateHandle
     from penstock.operators.windows.frames import WindowFrames
-    from penstock.spark.bound_plans import BoundPlan
     from penstock.state.layers import Layer
 
 _MARKS: Final = itertools.count(1)
@@ -118,7 +117,7 @@ class WindowOperator:
         intake = BatchIntake(batch, flagged, self._queries)
         late = 0
         try:
-            self._keep(intake.observed, may_copy=kept is None and is_plain(batch))
+            self._keep(intake, may_copy=kept is None and is_plain(batch))
             intake.finish()
             self._deferred.note(intake)
             late = 0 if self._stack.closed else intake.late
@@ -200,15 +199,15 @@ class WindowOperator:
             frames, self._preparer, SessionResults(frames) if isinstance(frames, SessionFrames) else None
         )
 
-    def _keep(self, flagged: BoundPlan, *, may_copy: bool) -> None:
+    def _keep(self, intake: BatchIntake, *, may_copy: bool) -> None:
         """Put a layer of the rows on time on the stack, in one job.
 
         Args:
-            flagged: the batch's rows.
+            intake: observes the batch's rows.
             may_copy: whether each task may get all rows of a small batch: see ``penstock.spark.row_owners``.
         """
         stack = self._stack
-        rows, placement, metrics = self._queries.partial(flagged, may_copy=may_copy)
+        rows, placement, metrics = intake.layer_rows(may_copy=may_copy)
         number = self._emitter.emission_number
         label = LayerLabel(name=stack.next_name(), level=0, emission_number=number)
         keep = partial(self._queries.keep, rows, placement)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from penstock.clock import MIN_WATERMARK
 from penstock.interfaces.sink import CHANGE_COLUMN
-from penstock.operators.windows.frames import INTERNAL, TIMING_COLUMN
+from penstock.operators.windows.figures import INTERNAL
+from penstock.operators.windows.frames import TIMING_COLUMN
 from penstock.spark.sql import quote_identifier, variable_literal
 from penstock.state.layers import WINDOW_END, WINDOW_START
 

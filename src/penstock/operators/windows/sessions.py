@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, cast
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, EventTime
 from penstock.interfaces.sink import CHANGE_COLUMN
 from penstock.operators.windows.emitter import WindowEmitter
-from penstock.operators.windows.frames import INTERNAL, WindowFrames
+from penstock.operators.windows.figures import INTERNAL
+from penstock.operators.windows.frames import WindowFrames
 from penstock.operators.windows.results import IS_NEW, changed_results
 from penstock.spark.sql import quote_identifier, variable_literal
 from penstock.state.layers import WINDOW_END, WINDOW_START, LayerFormat
