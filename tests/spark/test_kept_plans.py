@@ -24,7 +24,7 @@ from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
 from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.spark import kept_plans, kept_rows
-from penstock.spark.blocks import free_blocks
+from penstock.spark.blocks import free_blocks, with_size_of_blocks
 from penstock.spark.bound_plans import BoundPlan, ObservedRows, PlanBuilder, plan_of
 from penstock.spark.kept_plans import KeptPlans
 from penstock.spark.kept_rows import missing_class
@@ -169,10 +169,16 @@ def test_a_kept_plan_holds_no_rows_of_a_batch(spark):
     assert [plan_kind(scan.node.rdd()) for scan in known.plan._scans] == ["EmptyRDD"]
 
 
-@pytest.mark.parametrize("how", ["left", "inner"])
-def test_a_joined_table_is_broadcast_once_and_not_for_each_batch(spark, how):
+TABLES = {
+    "of SQL": lambda spark: spark.sql("SELECT * FROM VALUES ('a', 1L), ('b', 2L) AS t (k, c)"),
+    "of Python": lambda spark: spark.createDataFrame(spark.sparkContext.parallelize([("a", 1), ("b", 2)]), ["k", "c"]),
+}
+
+
+@pytest.mark.parametrize(("how", "table"), [("left", "of SQL"), ("inner", "of SQL"), ("inner", "of Python")])
+def test_a_joined_table_is_broadcast_once_and_not_for_each_batch(spark, how, table):
     preparer = PlanPreparer(spark)
-    table = spark.sql("SELECT * FROM VALUES ('a', 1L), ('b', 2L) AS t (k, c)").localCheckpoint()
+    table = with_size_of_blocks(TABLES[table](spark).localCheckpoint())
     prepared = preparer.prepare(batch(spark, 0).schema, lambda rows: rows.join(table, "k", how))
     jobs = []
     for number in range(5):

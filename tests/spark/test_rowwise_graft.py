@@ -191,6 +191,7 @@ def test_a_table_is_read_again_when_due_and_freed_with_its_last_batch(spark):
     segment, _ = compiled(spark, describe, clock)
     first = segment(batch_of(frame_of(spark)))
     assert rows(first.frame) == [(1, "old")]
+    assert "BroadcastHashJoin" in first.frame._jdf.queryExecution().executedPlan().toString(), "it is known to be small"
     spark.createDataFrame([("u1", "new")], "user string, country string").createOrReplaceTempView("lake")
     clock.at += 59_000_000
     still = segment(batch_of(frame_of(spark)))

@@ -16,6 +16,7 @@ from penstock.operators.windows.assigners import sliding, tumbling
 from penstock.operators.windows.ingest import LayerQueries
 from penstock.spark import kept_plans
 from penstock.spark.bound_plans import ObservedRows, note_sent, plan_of
+from penstock.spark.kept_rows import KeptRows
 from penstock.spark.plans import AHEAD_BOUND, Figure, figure_by_partition, observe_sql
 from penstock.spark.sql import variable_literal
 from window_harness import Rig, counted, persistent
@@ -133,13 +134,18 @@ def test_groups_and_their_figures_are_those_of_rows(spark, tmp_path, monkeypatch
     assert persistent(spark) <= before
 
 
-def test_figures_that_are_lost_with_the_groups_are_counted_from_the_rows(spark, tmp_path):
+@pytest.mark.parametrize("how", ["tasks have fewer rows than were sent", "more rows are kept than were observed"])
+def test_figures_that_are_lost_with_the_groups_are_counted_from_the_rows(spark, tmp_path, monkeypatch, how):
     story = Story(spark, tmp_path, tumbling("10 seconds"), sent=True)
     story.process(rows(0, 0), 0)
     story.rig.advance(20 * SECOND)
-    plans = story.rig.operator._preparer._kept._shapes.values()
-    (own,) = [shape.plan._own for shape in plans if shape.plan is not None and shape.plan._own is not None]
-    own.of = lambda rows, of=own.of: (of(rows)[0], lambda: 0)  # as if tasks had found their rows kept
+    if how.startswith("tasks"):
+        plans = story.rig.operator._preparer._kept._shapes.values()
+        (own,) = [shape.plan._own for shape in plans if shape.plan is not None and shape.plan._own is not None]
+        own.of = lambda rows, of=own.of: (of(rows)[0], lambda: 0)
+    else:
+        run = KeptRows.run
+        monkeypatch.setattr(KeptRows, "run", lambda rows: run(rows) + 1)
     story.process(rows(7, 20), 1)
     assert story.costs[-1][0] == 3, "the layer, how many rows it has, and how many of the batch are late"
     assert story.rig.counts["late"] == sum(row["x"] == 0 for row in [*rows(0, 0), *rows(7, 20)])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from penstock.clock import MonotonicTime
 from penstock.elements import RefCount
 from penstock.errors import GraphError, PenstockError, SourceUnavailable
-from penstock.spark.blocks import free_rows, is_gone
+from penstock.spark.blocks import free_rows, is_gone, with_size_of_blocks
 from penstock.spark.plans import analyzed_plan
 from penstock.spark.query_log import first_line, quiet
 
@@ -171,6 +171,8 @@ class StaticTables:
         # reading, and the plan is a leaf that the plan check recognises. A job reads it at once: read by the job of a
         # batch, a file that is gone by then would look like a failure of that batch.
         frame = self._spark.sql(table.query).localCheckpoint(eager=self._now is not None)
+        if self._now is not None:  # so that a small one is sent to all tasks once, wherever it comes from
+            frame = with_size_of_blocks(frame)
         rows = analyzed_plan(frame).rdd()
         return TableSnapshot(
             name=table.name, frame=frame, rdd=rows.id(), at=now, lease=RefCount(lambda: free_rows(rows))

@@ -251,14 +251,22 @@ class RowLeaves:
         self._logical_rdd = getattr(jvm, "org.apache.spark.sql.execution.LogicalRDD")
         self._map1 = getattr(jvm, "scala.collection.immutable.Map$Map1")
         self._none = scala_object(jvm, "scala.None")
+        self._some = jvm.scala.Some
         self.lists = ScalaLists(jvm)
 
     def make(
-        self, columns: JavaObject, rdd: JavaObject, partitioning: JavaObject, *, is_checkpointed: bool = True
+        self,
+        columns: JavaObject,
+        rdd: JavaObject,
+        partitioning: JavaObject,
+        *,
+        is_checkpointed: bool = True,
+        statistics: JavaObject = None,
     ) -> JavaObject:
-        """A leaf with these columns."""
+        """A leaf with these columns; without statistics it counts as too large to be sent to all tasks."""
         none = self._none
-        arguments = (columns, rdd, partitioning, self.lists.nil, False, none, self._session, none, none)
+        known = none if statistics is None else self._some(statistics)
+        arguments = (columns, rdd, partitioning, self.lists.nil, False, none, self._session, known, none)
         # Spark 4.3 added an argument: whether it is checkpointed
         return call_either(self._logical_rdd, (*arguments, is_checkpointed), arguments)
 
@@ -277,6 +285,23 @@ class RowLeaves:
                 mine = by_id.get(column.exprId().id()) or by_name[column.name()]
                 partitioning = partitioning.transform(self._map1(column, mine))
         return self.lists(own), partitioning
+
+
+def with_size_of_blocks(frame: DataFrame) -> DataFrame:
+    """A frame of the same cached rows, whose plan says how many bytes they take.
+
+    Spark knows of them what it knew of their query: nothing, where another database or Python gave the rows.
+    """
+    session, leaf = frame.sparkSession, logical_plan(frame)
+    rdd = leaf.rdd()
+    stored = [blocks for blocks in rdd.context().getRDDStorageInfo() if blocks.id() == rdd.id()]
+    if not stored:  # it has no partition
+        return frame
+    # A size is a number of Scala, which py4j cannot send. So these are the statistics of a range of that size.
+    numbers = session.range((stored[0].memSize() + stored[0].diskSize()) // 8)
+    statistics = logical_plan(numbers).stats()
+    made = RowLeaves(session).make(leaf.output(), rdd, leaf.outputPartitioning(), statistics=statistics)
+    return frame_of_plan(made, session)
 
 
 class CachedUnion:

@@ -131,14 +131,21 @@ class ObservedRows:
         self.bound = bound
         self.metrics = ObservedMetrics(self._read)
         self._source: Callable[[], Mapping[str, object] | None] | None = None
+        self._expected: dict[str, int] = {}
 
     def read_from(self, source: Callable[[], Mapping[str, object] | None]) -> None:
         """Say how the figures are read once a job has run."""
         self._source = source
 
+    def lose_unless(self, figure: str, value: int) -> None:
+        """Take the figures for lost if one of them has another value, so that they are not those of all rows."""
+        self._expected[figure] = value
+
     def _read(self) -> Mapping[str, object] | None:
         source, self._source = self._source, None
-        return None if source is None else source()
+        figures = None if source is None else source()
+        is_whole = figures is not None and all(figures[name] == value for name, value in self._expected.items())
+        return figures if is_whole else None
 
 
 BoundPlan: TypeAlias = InputRows | BoundRows | RebuiltRows | UnitedRows | MatchedRows | ObservedRows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -236,16 +236,22 @@ class KeptRows:
         leaf = classes.leaves.make(rows.columns, self._rdd, rows.partitioning)
         self.frame: DataFrame = frame_of_plan(leaf.newInstance(), classes.spark)
 
+    def run(self) -> int:
+        """Keep the rows, in one job, and return how many there are; free them if it fails."""
+        return int(self._run(self._rdd.count))
+
     def finish(self) -> None:
         """Keep the rows that no job has kept, by a job if there are any; free them if it fails."""
-        if self._rdd.isCheckpointed():
-            return
+        if not self._rdd.isCheckpointed():
+            # A job that keeps rows of its own leaves this undone. Tasks run only for partitions that are missing.
+            self._run(self._rdd.doCheckpoint)
+        if not self._rdd.isCheckpointed():
+            self.run()
+
+    def _run(self, job: Callable[[], Any]) -> Any:
         try:
             with _sql_settings(self._classes):
-                # A job that keeps rows of its own leaves this undone. Tasks run only for partitions that are missing.
-                self._rdd.doCheckpoint()
-                if not self._rdd.isCheckpointed():
-                    self._rdd.count()
+                return job()
         except BaseException:
             self._rdd.unpersist(False)
             raise

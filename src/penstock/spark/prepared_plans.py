@@ -118,18 +118,23 @@ class PlanPreparer:
         """Whether a plan is kept that a placement exchanges: then it need not exchange rows itself."""
         return self._kept.find(plan, placement) is not None
 
-    def checkpoint(self, plan: BoundPlan, placement: Placement | None = None) -> DataFrame:
+    def checkpoint(
+        self, plan: BoundPlan, placement: Placement | None = None, *, counted: Callable[[int], None] | None = None
+    ) -> DataFrame:
         """Run a plan now, in one job, and keep its rows as cached blocks: see ``local_checkpoint``.
 
         Args:
             plan: the plan.
             placement: see ``KeptPlans.kept``.
+            counted: gets the number of rows, if the job tells it.
         """
         rows = self._kept.kept(plan, placement)
         if rows is None:
             return local_checkpoint(self.frame(plan))
         cached = rows.keep()
-        cached.finish()
+        found = cached.run()
+        if counted is not None:
+            counted(found)
         return cached.frame
 
     def checkpoint_later(self, plan: BoundPlan, placement: Placement | None = None) -> KeptRows:

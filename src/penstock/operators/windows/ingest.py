@@ -203,7 +203,10 @@ class LayerQueries:
 
     def keep(self, plan: BoundPlan, placement: Placement | None = None) -> DataFrame:
         """Run a plan of a layer's rows, and keep them: one job."""
-        return self._preparer.checkpoint(plan, placement)
+        observed = plan if isinstance(plan, ObservedRows) else cast("BoundRows", plan).below
+        # A task that is tried again after it has kept its part finds that part, and observes nothing.
+        counted = partial(cast("ObservedRows", observed).lose_unless, STATS[0])
+        return self._preparer.checkpoint(plan, placement, counted=counted)
 
     def keep_later(self, plan: BoundPlan, placement: Placement | None) -> KeptRows:
         """Have the first job that reads a layer's rows keep them."""
