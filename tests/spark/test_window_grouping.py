@@ -14,6 +14,7 @@ from penstock.operators import aggregates as agg
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import sliding, tumbling
 from penstock.operators.windows.ingest import LayerQueries
+from penstock.operators.windows.panes import SlidingWindow
 from penstock.spark import kept_plans
 from penstock.spark.bound_plans import ObservedRows, note_sent, plan_of
 from penstock.spark.kept_rows import KeptRows
@@ -29,15 +30,15 @@ SCHEMA = pa.schema(
 )
 KEYS = [0.0, -0.0, math.nan, None, 1.5, -1.5]
 PARTITIONS = ("0", "1", "2")
-BATCHES = 5
+BATCHES = 4
 
 
-def step(window) -> WindowAggregate:
+def step(window, keys) -> WindowAggregate:
     simple = (agg.sum("x"), agg.count().alias("n"), agg.avg("x"), agg.max("x"))
     # a row that is late has no such quotient: what is computed of it would fail
     divided = agg.sum("CAST(120 div x AS BIGINT)").alias("d")
     aggregates = (*simple, agg.count_distinct("x"), agg.first("x", by="x"), divided)
-    return WindowAggregate(keys=(("k", "k"),), time="at", window=window, aggregates=aggregates)
+    return WindowAggregate(keys=keys, time="at", window=window, aggregates=aggregates)
 
 
 def rows(start: int, least: int) -> list[dict[str, object]]:
@@ -54,11 +55,13 @@ def rows(start: int, least: int) -> list[dict[str, object]]:
 class Story:
     """Batches of rows, of which some are late; what came of them, and what was observed."""
 
-    def __init__(self, spark, folder, window, *, sent: bool) -> None:
-        self.rig = Rig(spark, step(window), SCHEMA, folder, late_read=False)
+    def __init__(self, spark, folder, window, *, sent: bool, keys) -> None:
+        self.rig = Rig(spark, step(window, keys), SCHEMA, folder, late_read=False)
         self.facts: list[object] = []
         self.rig.report = self.facts.append
         self.sent = sent
+        self.stays = (window.size - window.slide) // SECOND if isinstance(window, SlidingWindow) else 0
+        """Seconds for which a row is not late yet after its first window has ended."""
         self.found: list[tuple[object, ...]] = []
         self.costs: list[tuple[int, int]] = []
         self.preparer = self.rig.operator._preparer
@@ -80,7 +83,7 @@ class Story:
         frame = self.rig.frame(given)
         if self.sent:
             note_sent(frame, len(given))
-        observed = ObservedRows(self.preparer.bind(self.below, plan_of(frame)), self.figures, (turn * 7 + 38) * SECOND)
+        observed = ObservedRows(self.preparer.bind(self.below, plan_of(frame)), self.figures, (turn * 4 + 38) * SECOND)
         batch = Batch(
             frame=self.rig.operator._queries.frame(observed),
             sequence=turn,
@@ -96,15 +99,15 @@ class Story:
 
     def run(self) -> tuple[list[str], list[object]]:
         for turn in range(BATCHES):
-            self.process(rows(turn * 7, turn * 7 // 10 * 10), turn)
-            self.rig.advance((turn + 1) * 7 // 10 * 10 * SECOND)
+            self.process(rows(turn * 4, turn * 10 - self.stays), turn)
+            self.rig.advance((turn + 1) * 10 * SECOND)
             self.found += self.rig.take()
         layers, lease = self.rig.operator._stack.lease_named([each.name for each in self.rig.operator._stack.sized()])
         self.facts += [(each.rows, each.first_end, each.last_end) for each in layers]
         lease.release()
         self.facts.append(dict(self.rig.counts))
         self.rig = self.rig.again(self.rig.checkpoint(), partitions=3)
-        self.rig.process([row for row in rows(60, 50) if row["x"]])
+        self.rig.process([row for row in rows(60, 0) if row["x"]])
         self.rig.advance(MAX_WATERMARK)
         self.found += self.rig.take()
         self.rig.operator.close()
@@ -112,31 +115,37 @@ class Story:
 
 
 @pytest.mark.parametrize(
-    ("window", "sent"),
-    [(tumbling("10 seconds"), False), (sliding("20 seconds", "5 seconds"), True)],
-    ids=["with an exchange", "in one stage"],
+    ("window", "sent", "keys"),
+    [
+        (tumbling("10 seconds"), False, (("k", "k"),)),
+        (sliding("20 seconds", "5 seconds"), True, (("k", "k"),)),
+        (tumbling("10 seconds"), False, ()),
+    ],
+    ids=["with an exchange", "in one stage", "without keys"],
 )
-def test_groups_and_their_figures_are_those_of_rows(spark, tmp_path, monkeypatch, window, sent):
+def test_groups_and_their_figures_are_those_of_rows(spark, tmp_path, monkeypatch, window, sent, keys):
     before = persistent(spark)
     grouped, made = LayerQueries.grouped, list[object]()
     monkeypatch.setattr(LayerQueries, "grouped", lambda *a, **kw: made.append(grouped(*a, **kw)) or made[-1])
-    on_groups = Story(spark, tmp_path / "groups", window, sent=sent)
+    on_groups = Story(spark, tmp_path / "groups", window, sent=sent, keys=keys)
     found = on_groups.run()
     assert len(made) == BATCHES + 1
     assert None not in made
-    assert any(isinstance(fact, RowsLate) for fact in found[1])
+    late = [fact.rows for fact in found[1] if isinstance(fact, RowsLate)]
+    assert late[:3] == [4] * 3, "rows without a time alone"
+    assert max(late) > 8
     assert [jobs for jobs, _ in on_groups.costs] == [1] * BATCHES
-    assert [compiled for _, compiled in on_groups.costs][3:] == [0] * (BATCHES - 3)
+    assert on_groups.costs[-1][1] == 0, "compilations"
     monkeypatch.setattr(LayerQueries, "grouped", lambda *_, **__: None)
     if not sent:  # so rows are exchanged and then grouped
         monkeypatch.setattr(kept_plans, "is_keepable", lambda _plan: False)
-    assert Story(spark, tmp_path / "rows", window, sent=sent).run() == found
+    assert Story(spark, tmp_path / "rows", window, sent=sent, keys=keys).run() == found
     assert persistent(spark) <= before
 
 
 @pytest.mark.parametrize("how", ["tasks have fewer rows than were sent", "more rows are kept than were observed"])
 def test_figures_that_are_lost_with_the_groups_are_counted_from_the_rows(spark, tmp_path, monkeypatch, how):
-    story = Story(spark, tmp_path, tumbling("10 seconds"), sent=True)
+    story = Story(spark, tmp_path, tumbling("10 seconds"), sent=True, keys=(("k", "k"),))
     story.process(rows(0, 0), 0)
     story.rig.advance(20 * SECOND)
     if how.startswith("tasks"):
@@ -149,5 +158,5 @@ def test_figures_that_are_lost_with_the_groups_are_counted_from_the_rows(spark, 
     story.process(rows(7, 20), 1)
     assert story.costs[-1][0] == 3, "the layer, how many rows it has, and how many of the batch are late"
     assert story.rig.counts["late"] == sum(row["x"] == 0 for row in [*rows(0, 0), *rows(7, 20)])
-    assert story.facts[-1] == {"max": 45 * SECOND, "ahead": 6, "partitions": dict.fromkeys(PARTITIONS, 45 * SECOND)}
+    assert story.facts[-1] == {"max": 42 * SECOND, "ahead": 24, "partitions": dict.fromkeys(PARTITIONS, 42 * SECOND)}
     story.rig.operator.close()

@@ -208,8 +208,8 @@ class WindowFrames:
         return flagged.where(f"{TIMELINESS} = {ROW_ON_TIME}").select(*self.inputs, *more)
 
     @property
-    def exchange_keys(self) -> tuple[Column, ...]:
-        """The keys, if rows that are ``grouped`` only have to be exchanged by them to be a layer; else none."""
+    def exchange_keys(self) -> tuple[Column, ...] | None:
+        """The keys, if rows that are ``grouped`` only have to be exchanged by them to be a layer; else ``None``."""
         return self.inputs[: len(self.layers_format.keys)]
 
     def grouped(self, flagged: DataFrame) -> DataFrame:
@@ -237,8 +237,10 @@ class WindowFrames:
         return rows.groupBy(*keys, *times, _column(GROUP_KIND)).agg(*self.partials, counted, *before.parts(bound))
 
     def without_figures(self, groups: DataFrame) -> DataFrame:
-        """The rows of ``grouped``, of those of ``grouped_with_figures``."""
-        return groups.where(f"{GROUP_KIND} = 0").select(*map(quote_identifier, self.layers_format.schema.names))
+        """The rows of ``grouped``, of those of ``grouped_with_figures``; without keys partitioned as layers are."""
+        layers_format = self.layers_format
+        rows = groups.where(f"{GROUP_KIND} = 0").select(*map(quote_identifier, layers_format.schema.names))
+        return rows if layers_format.keys else layers_format.hashed(rows)
 
     def partial(self, flagged: DataFrame) -> DataFrame:
         """The rows of ``grouped``, partitioned as layers are.

@@ -130,9 +130,11 @@ class LayerQueries:
     def grouped(self, flagged: BoundPlan, wanted: WantedFigures, *, may_copy: bool) -> LayerRows | None:
         """As ``partial``, with the figures of the rows taken over their groups: see ``figures_over_groups``.
 
-        So are those that the step before observes on the same rows. ``None`` if no plan of that is kept.
+        So are those that the step before observes on the same rows. ``None`` if rows are not grouped first, or no plan
+        of that is kept.
         """
-        if self._is_volatile or not self._frames.exchange_keys:
+        keys = self._frames.exchange_keys
+        if self._is_volatile or keys is None:
             return None
         earlier = flagged.below if isinstance(flagged, BoundRows) else None
         if isinstance(flagged, BoundRows) and isinstance(earlier, ObservedRows) and earlier.spec.sql:
@@ -143,7 +145,7 @@ class LayerQueries:
         bound = [earlier.bound] if earlier is not None and earlier.bound is not None else []
         groups, metrics = self._observed(plans.groups, flagged, *bound)
         plan, placement = self._preparer.bind(plans.rows, groups), self._placement(flagged, may_copy=may_copy)
-        if placement is None or not self._preparer.is_kept(plan, placement):
+        if keys and (placement is None or not self._preparer.is_kept(plan, placement)):
             return None
         if earlier is not None:
             earlier.read_from(partial(_found, plans.earlier, earlier.spec, metrics))

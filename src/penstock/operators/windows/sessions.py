@@ -92,9 +92,9 @@ class SessionFrames(WindowFrames):
     """What a step with sessions does to frames."""
 
     @property
-    def exchange_keys(self) -> tuple[Column, ...]:
-        """None: only where all rows of a key are is it known where its sessions begin."""
-        return ()
+    def exchange_keys(self) -> None:
+        """``None``: only where all rows of a key are is it known where its sessions begin."""
+        return None
 
     def partial(self, flagged: DataFrame) -> DataFrame:
         """One row for each key and session of the batch's rows on time, partitioned as layers are."""
