@@ -29,7 +29,7 @@ from penstock.state.layers import STATS, LayerLabel, LazyLayer
 from penstock.state.parquet import HashSlice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
@@ -114,24 +114,24 @@ class LayerQueries:
         """The aggregates over flagged rows that are observed, by name."""
         return figures_of(wanted, self._flagged.schema)
 
-    def partial(self, flagged: BoundPlan, *, may_copy: bool) -> LayerRows:
-        """The rows of a batch's layer.
-
-        Args:
-            flagged: the batch's rows.
-            may_copy: see ``Placement.may_copy``.
-        """
+    def partial(self, flagged: BoundPlan) -> LayerRows:
+        """The rows of a batch's layer, exchanged before they are grouped."""
         if self._is_volatile:
             plan, metrics = self._observed(self._prepared_layer, self._rebuilt(flagged))
-            return LayerRows(plan, None, metrics)
-        plan, placement = self._placed(flagged, lambda rows: self._observed(rows, flagged)[0], may_copy=may_copy)
-        return LayerRows(plan, placement, cast("ObservedRows", plan).metrics)
+        else:
+            plan, metrics = self._observed(self._prepared_partial(is_grouped=False), flagged)
+        return LayerRows(plan, None, metrics)
 
     def grouped(self, flagged: BoundPlan, wanted: WantedFigures, *, may_copy: bool) -> LayerRows | None:
-        """As ``partial``, with the figures of the rows taken over their groups: see ``figures_over_groups``.
+        """The rows of a batch's layer, grouped first, with figures taken over the groups: see ``figures_over_groups``.
 
         So are those that the step before observes on the same rows. ``None`` if rows are not grouped first, or no plan
         of that is kept.
+
+        Args:
+            flagged: the batch's rows.
+            wanted: figures of them.
+            may_copy: see ``Placement.may_copy``.
         """
         keys = self._frames.exchange_keys
         if self._is_volatile or keys is None:
@@ -155,7 +155,12 @@ class LayerQueries:
         """The rows of a small batch's layer, without their statistics, and how they are exchanged."""
         if self._is_volatile:
             return self._rebuilt(flagged), None
-        return self._placed(flagged, lambda rows: self._preparer.bind(rows, flagged), may_copy=True)
+        placement = self._placement(flagged, may_copy=True)
+        if placement is not None:
+            plan = self._preparer.bind(self._prepared_partial(is_grouped=True), flagged)
+            if self._preparer.is_kept(plan, placement):
+                return plan, placement
+        return self._preparer.bind(self._prepared_partial(is_grouped=False), flagged), None
 
     def merged(self, layers: Sequence[Layer], horizon: int) -> tuple[BoundPlan, ObservedMetrics]:
         """The rows of the layer that replaces ``layers``, and metrics that will have their statistics."""
@@ -181,17 +186,6 @@ class LayerQueries:
     def frame(self, plan: BoundPlan) -> DataFrame:
         """A lazy frame of a plan."""
         return self._preparer.frame(plan)
-
-    def _placed(
-        self, flagged: BoundPlan, bind: Callable[[PreparedPlan], BoundPlan], *, may_copy: bool
-    ) -> tuple[BoundPlan, Placement | None]:
-        """The rows of a layer: grouped, with a placement that exchanges them, or else exchanged and then grouped."""
-        placement = self._placement(flagged, may_copy=may_copy)
-        if placement is not None:
-            plan = bind(self._prepared_partial(is_grouped=True))
-            if self._preparer.is_kept(plan, placement):
-                return plan, placement
-        return bind(self._prepared_partial(is_grouped=False)), None
 
     def _placement(self, flagged: BoundPlan, *, may_copy: bool) -> Placement | None:
         """How grouped rows of a batch are exchanged for its layer; ``None`` if they are not, or not by keys alone."""
@@ -363,7 +357,7 @@ class BatchIntake:
         """
         rows = self._queries.grouped(self._flagged, self._wanted, may_copy=may_copy)
         if rows is None:
-            return self._queries.partial(self.observed(), may_copy=may_copy)
+            return self._queries.partial(self.observed())
         self._metrics = rows.metrics
         return rows
 
