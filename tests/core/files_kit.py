@@ -55,6 +55,7 @@ class Feed:
         self.position = None
         self.now = 0
         self.times = 0
+        self.generation = 0
         self.reported = []
         root.mkdir()
 
@@ -71,9 +72,16 @@ class Feed:
             os.utime(path, (self.times, self.times))
 
     def start(self, until=Until.STOPPED):
-        context = SourceContext(uid="in", spark=SPARK, until=until, report=self.reported.append)
-        self.reader = self.source.open(context, self.position)
+        self.generation += 1
+        self.reader = self.open(self.generation, self.position, until)
         return self
+
+    def open(self, generation, position, until=Until.STOPPED):
+        """A reader of the job's process with that generation."""
+        context = SourceContext(
+            uid="in", spark=SPARK, until=until, report=self.reported.append, log_id="the log", generation=generation
+        )
+        return self.source.open(context, position)
 
     def read(self):
         """The files that are read until none is left; then a checkpoint."""

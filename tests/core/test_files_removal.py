@@ -522,6 +522,37 @@ def test_an_old_process_removes_nothing_after_a_new_one_has_started(feed):
     assert feed.read() == ["b.json"]
 
 
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_an_old_process_that_was_stopped_before_it_opens_its_reader_does_not_lock_out_the_new_one(feed, is_fresh):
+    feed.put("a", "b")
+    feed.start().read()
+    before = None if is_fresh else feed.position
+    feed.complete()
+    feed.generation += 1  # it has claimed the log, and is stopped
+    feed.start().put("c", "d")
+    assert feed.read() == ["c", "d"]
+    feed.complete()
+    with pytest.raises(SourceUnavailable, match="Another job"):
+        feed.open(feed.generation - 1, before)
+    for name in ("e", "f"):
+        feed.put(name)
+        assert feed.read() == [name]
+        feed.complete()
+    assert feed.start().read() == []
+
+
+def test_a_job_that_begins_anew_goes_on_where_another_has_removed_files(feed):
+    feed.start().put("a")
+    feed.read()
+    feed.complete()
+    context = SourceContext(uid="in", spark=SPARK, log_id="another log", generation=1)
+    feed.generation, feed.position = 7, None
+    feed.start().put("b")
+    assert feed.read() == ["b"]
+    feed.complete()
+    assert feed.source.open(context, None) is not None
+
+
 def test_an_old_process_stops_in_the_middle_of_its_files_when_a_rewind_puts_them_back(archiving, monkeypatch):
     archiving.start().read()
     first = archiving.position

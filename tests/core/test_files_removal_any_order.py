@@ -19,7 +19,7 @@ from penstock.interfaces.source import PlannedBatch, ReadLimit
 
 MOVES = st.one_of(
     st.sampled_from(["put", "fill", "fill", "hold", "hold", "checkpoint", "notify", "notify late", "restart"]),
-    st.sampled_from(["begin anew", "lose the record", "go on in an old process"]),
+    st.sampled_from(["begin anew", "lose the record", "go on in an old process", "open in an old process"]),
     st.tuples(st.just("rewind"), st.integers(0, 3)),
     st.tuples(st.just("rewind"), st.integers(0, 3)),
     st.tuples(st.just("crash"), st.sampled_from(["record", "noted", "moved", "put_back"])),
@@ -128,6 +128,13 @@ class Job:
                 if newest is not None:
                     reader.committed(CheckpointId(1), newest.position)
 
+    def open_in_an_old_process(self):
+        """What was stopped between its claim and its reader goes on; if it has taken over, the newer one finds that."""
+        position = None if self.newest is None else self.newest.position
+        for at in (position, *(newest.position for _, newest in self.old[-2:] if newest is not None)):
+            with suppress(SourceUnavailable, SourceChanged):
+                self.feed.open(self.feed.generation - 1, at)
+
     def take_over(self, back):
         """What happens while a process is stopped: a restart, or a rewind by so many checkpoints."""
         if back and self.saved:
@@ -162,6 +169,8 @@ class Job:
                 self.restart(self.newest)
             case "go on in an old process":
                 self.go_on_in_an_old_process()
+            case "open in an old process":
+                self.open_in_an_old_process()
             case ("rewind", back) if self.saved:
                 self.rewind(back)
 

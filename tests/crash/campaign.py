@@ -52,6 +52,9 @@ LAST_ENTRY = "log.append.written"
 AT_THE_END = ("log.append.before", LAST_ENTRY)
 """Places that a job comes to when it is stopped in order."""
 
+ZOMBIES = (("recovery.committed", 1), ("sink.commit.before", 3), (None, 1))
+"""Where a driver is stopped while another takes over."""
+
 EVERY = "500ms"
 REACHED = 240.0
 """Seconds for a driver to start, on a busy machine, and come to its place."""
@@ -153,9 +156,9 @@ class Campaign:
             threading.Event().wait(self.chance.random() * 0.5)  # which moment it is must not depend on a gate
         self._kill(driver, "anywhere", shape)
 
-    def zombie(self, place: str | None) -> None:
+    def zombie(self, place: str | None, hit: int = 1) -> None:
         """Stop a driver, let another take over and publish, wake the first: it must find itself fenced."""
-        first = self.driver(pause_at=place, hit=3)
+        first = self.driver(pause_at=place, hit=hit)
         with self._feeding():
             if place is None:
                 self._running(first, entries(self.home) + 4)
@@ -178,9 +181,9 @@ class Campaign:
         self._stop(second)
 
     def zombies(self) -> None:
-        """One that is stopped within a commit, and one anywhere."""
-        for place in ("sink.commit.before", None):
-            self.zombie(place)
+        """One that is stopped before it opens its readers, one within a commit, and one anywhere."""
+        for place, hit in ZOMBIES:
+            self.zombie(place, hit)
 
     def finish(self, *, again: bool = True, **environment: str) -> None:
         """Close all windows and run to the end of the input, in order; doing so again publishes nothing."""

@@ -139,8 +139,8 @@ def check_reach(campaign: campaigns.Campaign, asked: int, problems: list[str]) -
     unkilled = sorted(reached - {kill.place for kill in kills})
     if unkilled and campaigns.planned(asked) >= len(reached):
         problems.append(f"places that were reached and never killed at: {', '.join(unkilled)}")
-    if campaign.fenced < 2:
-        problems.append(f"{campaign.fenced} of 2 stopped drivers ended fenced")
+    if campaign.fenced < len(campaigns.ZOMBIES):
+        problems.append(f"{campaign.fenced} of {len(campaigns.ZOMBIES)} stopped drivers ended fenced")
 
 
 def figures(campaign: campaigns.Campaign, verdict: Verdict) -> dict[str, result.Figure]:

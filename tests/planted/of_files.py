@@ -73,6 +73,16 @@ def _(put):
     put(FileRemover, "_delete", lambda self, position: real(self, forget(position, position.done)))
 
 
+@bug("superseded-takes-over", "a process takes the record from the one that has claimed its job since", core=CORE)
+def _(put):
+    real = FileRemover.__init__
+
+    def begin(self, directory, context):
+        real(self, directory, replace(context, generation=0))
+
+    put(FileRemover, "__init__", begin)
+
+
 @bug("numbers-lie", "a rewind goes on in the same lineage, though numbers mean other files from there", core=CORE)
 def _(put):
     real = removal.RemovalRecord.branch

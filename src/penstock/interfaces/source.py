@@ -178,6 +178,9 @@ class SourceContext:
         ticks: when the source is read, if not whenever it is ready.
         wall: the wall clock.
         resources: of the job; they outlive the reader.
+        log_id: identity of the job's log; empty outside of a job.
+        generation: of the attempt. Of two attempts with one log, that with the lower generation is superseded. It may
+            not know that yet when it opens its reader, so what a reader writes outside must tell the two apart.
     """
 
     uid: str
@@ -188,6 +191,8 @@ class SourceContext:
     ticks: BatchTicks | None = None
     wall: Callable[[], WallTime] = SystemClock().wall
     resources: JobResources = field(default_factory=JobResources)
+    log_id: str = ""
+    generation: int = 0
 
     def count(self, name: str, amount: int) -> None:
         """Let a counter of the source grow, as ``penstock status`` shows it."""

@@ -291,6 +291,8 @@ class AttemptBuilder:
             else None,
             wall=env.clock.wall,
             resources=env.resources,
+            log_id=self._owned.log_id,
+            generation=self._owned.generation,
         )
         has_ended = snapshot is not None and MAX_WATERMARK in snapshot.watermarks
         inbox = replay_inbox(

@@ -93,7 +93,7 @@ class FilesReader:
         self._uid, self._report = context.uid, context.report
         self._lag_at: MonotonicTime | None = None
         removal = directory.removal
-        self._remover = FileRemover(removal, context.uid) if removal.way is not None else None
+        self._remover = FileRemover(removal, context) if removal.way is not None else None
         self._resume(position, context.uid, is_fresh=is_fresh)
 
     def _resume(self, position: FilesPosition, uid: str, *, is_fresh: bool) -> None:

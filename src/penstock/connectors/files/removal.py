@@ -46,6 +46,8 @@ class RemovalRecord:
             which later numbers may mean other files: it has a lineage of its own.
         earlier: the lineages before it, each with the newest number that still means the same file.
         number: of the record: each one that is written has the next number.
+        log_id: identity of the log of the owner's job.
+        generation: of the owner: see ``SourceContext``.
     """
 
     lineage: str
@@ -55,6 +57,8 @@ class RemovalRecord:
     seen: int
     earlier: Mapping[str, int] = field(default_factory=dict)
     number: int = 0
+    log_id: str = ""
+    generation: int = 0
 
     def branch(self, lineage: str, position: FilesPosition) -> RemovalRecord:
         """The record for a history that leaves this one at a position."""
@@ -158,6 +162,8 @@ class Removal:
             "read": record.read,
             "seen": record.seen,
             "earlier": dict(record.earlier),
+            "log": record.log_id,
+            "generation": record.generation,
         }
         path = self._path(record.number)
         folder = os.path.dirname(path)
@@ -313,6 +319,8 @@ def _read(path: str, number: int) -> RemovalRecord:
         seen=int(values["seen"]),
         earlier={str(lineage): int(read) for lineage, read in values["earlier"].items()},
         number=number,
+        log_id=str(values.get("log", "")),  # older records do not say it
+        generation=int(values.get("generation", 0)),
     )
 
 

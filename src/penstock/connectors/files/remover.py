@@ -33,6 +33,8 @@ from penstock.handles import new_id
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from penstock.interfaces.source import SourceContext
+
 log = logging.getLogger("penstock")
 
 MOST_AT_ONCE: Final = 1_000
@@ -46,10 +48,11 @@ class FileRemover:
     again after the next checkpoint.
     """
 
-    def __init__(self, removal: Removal, uid: str) -> None:
+    def __init__(self, removal: Removal, context: SourceContext) -> None:
         self._removal = removal
-        self._uid = uid
+        self._uid = context.uid
         self._owner = new_id()
+        self._log_id, self._generation = context.log_id, context.generation
         self._lineage = ""
         self._earlier: dict[str, int] = {}  # of a new record
         self._newest = 0  # the number that a new record begins with
@@ -69,12 +72,16 @@ class FileRemover:
         Raises:
             GraphError: the archive is on another file system.
             SourceChanged: files that the position has not read were removed, and cannot be put back.
-            SourceUnavailable: the record cannot be written.
+            SourceUnavailable: the record cannot be written, or a newer attempt has it already.
         """
         removal = self._removal
         removal.check()
         restored = position
         record = self._found = removal.record()
+        # A process that was stopped between its claim of the log and here does not know that another has claimed it. It
+        # would take the record from its successor, which could not go on.
+        if record is not None and record.log_id == self._log_id and record.generation > self._generation:
+            raise second_remover(removal)
         if record is not None and not is_fresh:
             try:
                 position = self._take_over(record, position)
@@ -116,7 +123,7 @@ class FileRemover:
         removal, is_back = self._removal, is_rewound(self._removal, record, position)
         if is_back:
             removal.archived_after(position, record)  # what is refused changes nothing
-        record = self._write(replace(record, owner=self._owner))
+        record = self._write(self._owned(record))
         if is_back:  # looked up again: until now the other reader may have moved files
             self._put_back(removal.archived_after(position, record))
         else:
@@ -127,6 +134,9 @@ class FileRemover:
             _remove_empty_folders(removal.store)
         self._planned = position.read
         return replace(without_removed(removal, position), lineage=record.lineage)
+
+    def _owned(self, record: RemovalRecord) -> RemovalRecord:
+        return replace(record, owner=self._owner, log_id=self._log_id, generation=self._generation)
 
     def _write(self, record: RemovalRecord) -> RemovalRecord:
         self._found = self._removal.write(record)
@@ -270,7 +280,7 @@ class FileRemover:
             )
         if read > record.read:
             record = replace(record, start=record.read, read=read)
-        record = replace(record, owner=self._owner, seen=max(record.seen, read, self._planned))
+        record = replace(self._owned(record), seen=max(record.seen, read, self._planned))
         if self._held:
             removal.claim_archive()
             folder = removal.folder(record)
