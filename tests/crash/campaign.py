@@ -237,7 +237,8 @@ class Campaign:
     def _stop(self, driver: Driver) -> None:
         """Stop a life in order. If its input is away just then it fails, and the next goes on from its checkpoint."""
         code = driver.stop(STOPPED)
-        if code == ExitCode.FAILED and self.away is not None and self.away in driver.tail():
+        errors = [line for line in driver.tail().splitlines() if line.startswith("penstock:")]
+        if code == ExitCode.FAILED and self.away is not None and any(self.away in line for line in errors):
             self.cut_off += 1
         else:
             self._require(code, ExitCode.ENDED, driver, "stopped by SIGTERM")

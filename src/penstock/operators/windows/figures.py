@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.spark.plans import AHEAD_BOUND, Figure, conditions_of, figure_by_partition
+from penstock.state.layers import STATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,9 +105,10 @@ def figures_over_groups(wanted: WantedFigures, layers_format: LayerFormat) -> di
             _rows_where(f"{GROUP_KIND} IN ({2 * place + ROW_LATE}, {2 * place + ROW_WITHOUT_TIME})") for place in places
         )
         figures[BY_PARTITION] = f"to_json(array({', '.join(each)}))"
-    end = f"CASE WHEN {GROUP_KIND} = 0 THEN unix_micros({layers_format.end}) END"
-    bounds = {"rows": f"count_if({GROUP_KIND} = 0)", FIRST: f"min({end})", LAST: f"max({end})"}
-    return {name: F.expr(sql) for name, sql in (figures | bounds).items()}
+    name_of_rows, *names_of_ends = STATS
+    figures[name_of_rows] = f"count_if({GROUP_KIND} = 0)"
+    ends = dict(zip(names_of_ends, layers_format.stats[1:], strict=True))  # rows that are not on time have none
+    return {name: F.expr(sql) for name, sql in figures.items()} | ends
 
 
 class EarlierFigures:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 # ---- the plans that make layers --------------------------------------------------------------------------------------
 
 _MAX_SPECS: Final = 3
-"""Number of earlier observation specs that are kept: they change only when source partitions come or go."""
+"""Number of earlier specs and plans of figures that are kept: they change only when source partitions come or go."""
 
 
 class LayerRows(NamedTuple):
@@ -64,6 +64,11 @@ class _GroupPlans(NamedTuple):
     rows: PreparedPlan
     earlier: EarlierFigures
     spec: ObservationSpec | None
+
+
+def _make_room(made: dict[Any, Any]) -> None:
+    while len(made) > _MAX_SPECS:
+        del made[next(iter(made))]
 
 
 def _found(earlier: EarlierFigures, spec: ObservationSpec, metrics: ObservedMetrics) -> Mapping[str, object] | None:
@@ -105,8 +110,7 @@ class LayerQueries:
     def counted(self, flagged: BoundPlan, wanted: WantedFigures) -> tuple[BoundPlan, ObservedMetrics]:
         """The plan of flagged rows with an observation, and metrics that will have the wanted figures."""
         if wanted not in self._specs:
-            while len(self._specs) > _MAX_SPECS:
-                del self._specs[next(iter(self._specs))]
+            _make_room(self._specs)
             self._specs[wanted] = self._preparer.observation(self._flagged, self.figures(wanted))
         return self._preparer.observe(flagged, self._specs[wanted])
 
@@ -234,8 +238,7 @@ class LayerQueries:
 
     def _prepared_groups(self, wanted: WantedFigures, spec: ObservationSpec | None) -> _GroupPlans:
         if (wanted, id(spec)) not in self._groups:
-            while len(self._groups) > _MAX_SPECS:
-                del self._groups[next(iter(self._groups))]
+            _make_room(self._groups)
             frames, preparer = self._frames, self._preparer
             earlier = EarlierFigures({} if spec is None else spec.sql)
 
