@@ -53,6 +53,22 @@ def pytest_report_header() -> str:
     return f"PYTHONHASHSEED={os.environ.get('PYTHONHASHSEED', 'random')}"
 
 
+def remember_classes() -> None:
+    """Let py4j keep the classes that it has found."""
+    # It asks for each anew, and for a name without its package the JVM looks into every jar: a tenth of a test's time.
+    from py4j.java_gateway import JavaClass, JVMView
+
+    ask = JVMView.__getattr__
+
+    def remembered(view: JVMView, name: str) -> object:
+        found = ask(view, name)
+        if isinstance(found, JavaClass) or "." not in name:  # else a class that may come yet
+            view.__dict__[name] = found
+        return found
+
+    JVMView.__getattr__ = remembered
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one local session of a test run; penstock must never stop it."""
@@ -84,6 +100,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     for name, value in settings.items():
         builder = builder.config(name, str(value))
     session = builder.getOrCreate()
+    remember_classes()
     yield session
     session.stop()
 

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,11 +30,17 @@ class Message:
     text: str
 
 
+@cache
+def _tree_of(path: Path) -> ast.Module:
+    """Return what a module is parsed to."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def error_classes() -> frozenset[str]:
     """Return the names of all error classes of the package, and of Python's that it raises."""
     classes: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 classes[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
     found = {"PenstockError", "Exception"}
@@ -67,8 +74,7 @@ def text_of(node: ast.expr, assigned: dict[str, str]) -> str | None:
 
 def messages_of(path: Path, errors: frozenset[str]) -> Iterator[Message]:
     """Yield the messages of a module, in the order of its lines."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda))]
+    functions = [node for node in ast.walk(_tree_of(path)) if isinstance(node, (ast.FunctionDef, ast.Lambda))]
     for function in functions:
         assigned: dict[str, str] = {}
         waiting: dict[str, str] = {}

@@ -10,7 +10,7 @@ import importlib
 import re
 import sys
 from collections import defaultdict
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ def rules() -> dict[str, dict[str, Any]]:
     return tomllib.loads((ROOT / "docs" / "rules.toml").read_text(encoding="utf-8"))
 
 
+@cache
 def bugs() -> dict[str, str]:
     """What each planted bug does instead, by its name; read without importing the tests."""
     found = {}

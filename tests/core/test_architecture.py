@@ -62,3 +62,14 @@ def test_only_the_spark_folder_touches_the_internals_of_spark() -> None:
     }
 
     assert touched == set()
+
+
+def test_classes_of_the_jvm_are_looked_up_by_their_full_names() -> None:
+    # Attribute by attribute, the JVM searches every jar for a class named like each package.
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in {"java", "org", "scala"} and "jvm" in ast.unparse(node)
+    ]
+    assert found == []

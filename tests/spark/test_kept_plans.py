@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors.exceptions import captured
 from pyspark.sql import functions as F
 
 from penstock.operators import aggregates as agg
@@ -360,9 +361,11 @@ def test_a_step_that_sends_changes_keeps_the_plans_of_its_layers_and_its_results
     for number in range(4):
         rig.process_frame(batch(spark, number))
         found.append(rig.take())
-    shapes = len(planned)
+    shapes, raised, converted = len(planned), list[object](), captured.convert_exception
+    monkeypatch.setattr(captured, "convert_exception", lambda error: raised.append(error) or converted(error))
     rig.process_frame(batch(spark, 4))
     found.append(rig.take())
+    assert raised == []  # not even the end of a loop over something of Java's: PySpark asks the JVM of each what it is
     # a layer's (grouped, then exchanged first), the first result's, and that of results over older layers
     assert len(planned) == shapes == 4 - is_kept
     known = rig.operator._preparer._kept._shapes.values()

@@ -251,7 +251,7 @@ class RowLeaves:
         self._logical_rdd = getattr(jvm, "org.apache.spark.sql.execution.LogicalRDD")
         self._map1 = getattr(jvm, "scala.collection.immutable.Map$Map1")
         self._none = scala_object(jvm, "scala.None")
-        self._some = jvm.scala.Some
+        self._some = getattr(jvm, "scala.Some")
         self.lists = ScalaLists(jvm)
 
     def make(

@@ -76,7 +76,7 @@ def _partitions(session: Any, relation: Any, ranges: Sequence[tuple[int, int]], 
     text = getattr(jvm, "org.apache.spark.unsafe.types.UTF8String").fromString
     row = scala_object(jvm, "org.apache.spark.sql.catalyst.InternalRow").fromSeq(ScalaLists(jvm)([*map(text, values)]))
     no_metadata = scala_object(jvm, "scala.collection.immutable.Map").empty()
-    no_hosts = array(jvm.java.lang.String, 0)
+    no_hosts = array(getattr(jvm, "java.lang.String"), 0)
     modified, size = status.getModificationTime(), status.getLen()
     file, partition = getattr(jvm, f"{_FILES}.PartitionedFile"), getattr(jvm, f"{_FILES}.FilePartition")
     made = []

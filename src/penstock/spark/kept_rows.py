@@ -38,6 +38,7 @@ INTERNALS: Final = {
     "platform": "org.apache.spark.unsafe.Platform",
     "properties": "java.util.Properties",
     "settings": "java.util.HashMap",
+    "text": "java.lang.String",
     "union": "org.apache.spark.rdd.UnionRDD",
     "side_by_side": "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD",
     "zipped": "org.apache.spark.rdd.ZippedPartitionsRDD2",
@@ -267,7 +268,8 @@ def _sql_settings(classes: SparkClasses) -> Iterator[None]:
     before = classes.context.getLocalProperties()
     properties = classes.properties()
     properties.putAll(before)
-    for name in [str(each) for each in before.stringPropertyNames()]:
+    # One call: py4j ends a loop over Java's names by an exception, and PySpark asks the JVM fourteen times what it is.
+    for name in str(classes.text.join("\n", before.stringPropertyNames())).split("\n"):
         if name.startswith("spark.sql."):
             properties.remove(name)  # of a setting that is not set any more
     properties.putAll(classes.sql_settings)

@@ -99,10 +99,10 @@ class PlanEditor:
         self.spark = spark
         self._session: JavaObject = cast("Any", spark)._jsparkSession  # noqa: SLF001 - plans have no public way in
         self.jvm: JavaObject = cast("Any", spark)._jvm  # noqa: SLF001
-        logical = self.jvm.org.apache.spark.sql.catalyst.plans.logical
-        self._union = logical.Union
+        self._union = getattr(self.jvm, "org.apache.spark.sql.catalyst.plans.logical.Union")
         self._union_of_two = scala_object(self.jvm, "org.apache.spark.sql.catalyst.plans.logical.Union").apply
-        self._local_relation = logical.LocalRelation
+        self._local_relation = getattr(self.jvm, "org.apache.spark.sql.catalyst.plans.logical.LocalRelation")
+        self._no_rows = getattr(self.jvm, "java.util.ArrayList")()
         self._maps = tuple(
             getattr(self.jvm, f"scala.collection.immutable.Map$Map{size}") for size in range(1, MAX_REPLACEMENTS + 1)
         )
@@ -113,7 +113,7 @@ class PlanEditor:
     def new_leaf(self, schema: StructType) -> PlanLeaf:
         """A new leaf with these columns."""
         context = cast("Any", self.spark.sparkContext)._jsc  # noqa: SLF001
-        rows = context.parallelize(self.jvm.java.util.ArrayList(), 1)
+        rows = context.parallelize(self._no_rows, 1)
         made = self._session.createDataFrame(rows, parse_type(self.spark, schema))
         plan = made.logicalPlan()
         return PlanLeaf(
@@ -155,7 +155,7 @@ class PlanEditor:
         """The plan with ``WITH`` clauses inlined: two bound copies of one clause would share its id."""
         if "WithCTE" not in plan.toString():
             return plan
-        inline = self.jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE
+        inline = getattr(self.jvm, "org.apache.spark.sql.catalyst.optimizer.InlineCTE")
         return call_either(inline, (True, False, False), (True, False)).apply(plan)  # before Spark 4.3 it has two
 
     def frame(self, plan: JavaObject) -> DataFrame:
@@ -309,8 +309,8 @@ class PlanObserver:
     def __init__(self, editor: PlanEditor) -> None:
         self._editor = editor
         jvm = editor.jvm
-        self._collect = jvm.org.apache.spark.sql.catalyst.plans.logical.CollectMetrics
-        self._observation = jvm.org.apache.spark.sql.Observation
+        self._collect = getattr(jvm, "org.apache.spark.sql.catalyst.plans.logical.CollectMetrics")
+        self._observation = getattr(jvm, "org.apache.spark.sql.Observation")
         self._manager = cast("Any", editor.spark)._jsparkSession.observationManager()  # noqa: SLF001
         self._bound = editor.literal(AHEAD_BOUND)
         self._await = getattr(jvm, "scala.concurrent.Await").result

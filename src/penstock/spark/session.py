@@ -111,8 +111,8 @@ def parse_ddl(session: SparkSession, ddl: str) -> str:
 
     The JVM parses it directly: PySpark's ``StructType.fromDDL`` would use the active session of the process.
     """
-    types = cast("Any", session)._jvm.org.apache.spark.sql.types  # noqa: SLF001
-    return str(types.StructType.fromDDL(ddl).json())
+    struct = getattr(cast("Any", session)._jvm, "org.apache.spark.sql.types.StructType")  # noqa: SLF001
+    return str(struct.fromDDL(ddl).json())
 
 
 def empty_frame(session: SparkSession, schema: StructType) -> DataFrame:

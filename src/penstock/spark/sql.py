@@ -44,14 +44,12 @@ def _divide(total: Column, count: Column, result: Any) -> Column:
 
     session: Any = active_session()
     jvm = session.sparkContext._jvm  # noqa: SLF001
-    edge = jvm.org.apache.spark.sql.classic.ExpressionUtils
+    edge = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
     left, right = (edge.expression(_java(column)) for column in (total, count))
-    kind = jvm.org.apache.spark.sql.types.DecimalType(result.precision, result.scale)
+    kind = getattr(jvm, "org.apache.spark.sql.types.DecimalType")(result.precision, result.scale)
     lenient = session.conf.get("spark.sql.ansi.enabled") != "true"
-    division = jvm.org.apache.spark.sql.catalyst.expressions.DecimalDivideWithOverflowCheck(
-        left, right, kind, None, lenient
-    )
-    return ClassicColumn(edge.column(division))
+    divide = getattr(jvm, "org.apache.spark.sql.catalyst.expressions.DecimalDivideWithOverflowCheck")
+    return ClassicColumn(edge.column(divide(left, right, kind, None, lenient)))
 
 
 def _java(column: Any) -> Any:
