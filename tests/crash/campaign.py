@@ -140,10 +140,12 @@ class Campaign:
             reached = driver.reaches(REACHED)
         if not reached:
             self.not_reached[place] += 1
-            if driver.is_over:
-                self._require(driver.wait(1), 0, driver, f"before it came to {place}")
-            else:
+            if not driver.is_over:
                 self._stop(driver)
+            elif place in AT_THE_END:
+                self._require_end(driver.wait(1), driver, f"stopped before it came to {place}")
+            else:
+                self._require(driver.wait(1), ExitCode.ENDED, driver, f"before it came to {place}")
             return False
         self._kill(driver, place, shape)
         return True
@@ -235,13 +237,16 @@ class Campaign:
         self._require(code, expected, driver, f"{shape} killed at {place}")
 
     def _stop(self, driver: Driver) -> None:
-        """Stop a life in order. If its input is away just then it fails, and the next goes on from its checkpoint."""
-        code = driver.stop(STOPPED)
+        """Stop a life in order."""
+        self._require_end(driver.stop(STOPPED), driver, "stopped by SIGTERM")
+
+    def _require_end(self, code: int, driver: Driver, what: str) -> None:
+        """Require the exit code of a stop. If its input was away just then it failed, and the next life goes on."""
         errors = [line for line in driver.tail().splitlines() if line.startswith("penstock:")]
         if code == ExitCode.FAILED and self.away is not None and any(self.away in line for line in errors):
             self.cut_off += 1
         else:
-            self._require(code, ExitCode.ENDED, driver, "stopped by SIGTERM")
+            self._require(code, ExitCode.ENDED, driver, what)
 
     def _require(self, code: int, expected: int, driver: Driver, what: str) -> None:
         if code != expected:
@@ -278,6 +283,12 @@ def planned(kills: int) -> int:
     return kills - kills // 4
 
 
+def missed(campaign: Campaign, kills: int) -> list[str]:
+    """Places that lives came to and none was killed at; an empty list if there are more places than kills."""
+    reached = campaign.hits & set(FAILPOINTS)
+    return sorted(reached - {kill.place for kill in campaign.kills}) if planned(kills) >= len(reached) else []
+
+
 def run(campaign: Campaign, kills: int) -> None:
     """The kills of a whole run, a quarter of them followed by one during the recovery."""
     campaign.look(checkpoints=6)
@@ -292,6 +303,9 @@ def run(campaign: Campaign, kills: int) -> None:
             recovery = [place for place in RECOVERY if place in campaign.hits]  # others are waited for in vain
             campaign.strike(recovery[in_recovery % len(recovery)], SHAPES[in_recovery % 3])
             in_recovery += 1
+        _progress(campaign)
+    for place in missed(campaign, kills):
+        campaign.strike(place, "group")  # the life that was to be killed there ended before it came to it
         _progress(campaign)
     for _ in range(kills):  # for places that a life never came to
         if len(campaign.kills) >= kills:

@@ -135,10 +135,8 @@ def check_reach(campaign: campaigns.Campaign, asked: int, problems: list[str]) -
         problems.append(f"{len(kills)} kills, {asked} were asked for")
     if sum(kill.in_commit for kill in kills) * 3 < len(kills):
         problems.append("less than a third of the kills came between manifest and confirmation")
-    reached = campaign.hits & set(FAILPOINTS)
-    unkilled = sorted(reached - {kill.place for kill in kills})
-    if unkilled and campaigns.planned(asked) >= len(reached):
-        problems.append(f"places that were reached and never killed at: {', '.join(unkilled)}")
+    if missed := campaigns.missed(campaign, asked):
+        problems.append(f"places that were reached and never killed at: {', '.join(missed)}")
     if campaign.fenced < len(campaigns.ZOMBIES):
         problems.append(f"{campaign.fenced} of {len(campaigns.ZOMBIES)} stopped drivers ended fenced")
 
