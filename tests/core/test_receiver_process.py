@@ -71,8 +71,9 @@ def job():
     job.close()
 
 
-def start(job, what, **more):
-    return job.open(source=Source(Child(what, **more), schema=SCHEMA, block_interval_ms=1, process=True))
+def start(job, what, *, block_interval_ms=1, **more):
+    source = Source(Child(what, **more), schema=SCHEMA, block_interval_ms=block_interval_ms, process=True)
+    return job.open(source=source)
 
 
 def collect(reader, *, until=None):
@@ -87,7 +88,7 @@ def collect(reader, *, until=None):
 
 
 def test_rows_come_from_another_process_and_its_end_is_the_end_of_the_data(job):
-    pid, *found = collect(start(job, "some"))
+    pid, *found = collect(start(job, "some", block_interval_ms=50))  # the moment in which its callers come
 
     assert pid != os.getpid()
     assert sorted(found) == list(range(2, 20))
