@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,8 @@ from pathlib import Path
 import psutil
 
 from crash.waiting import holds_within, until
+from penstock.checkpoint import paths
+from penstock.handles import EntryNumber
 
 HERE = Path(__file__).parent
 LIGHT = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1".strip()
@@ -189,6 +192,12 @@ def entries(home: Path, job: str = "torture") -> int:
     folder = home / "state" / job / "log"
     names = [each.name for each in folder.glob("*.json")] if folder.is_dir() else []
     return max((int(name.partition(".")[0]) for name in names), default=-1)
+
+
+def owner(home: Path, job: str = "torture") -> int:
+    """The generation that owns the log."""
+    newest = home / "state" / job / paths.entry(EntryNumber(entries(home, job)))
+    return int(json.loads(newest.read_text(encoding="utf-8"))["generation"])
 
 
 def executors(driver: Driver) -> list[psutil.Process]:
