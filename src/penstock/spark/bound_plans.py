@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from penstock.elements import ObservedMetrics
 from penstock.errors import assert_never
 from penstock.spark.blocks import JavaObject, java_frame, logical_plan
-from penstock.spark.plans import MAX_REPLACEMENTS, ObservationSpec, PlanEditor, PlanLeaf, PlanObserver
+from penstock.spark.plans import MAX_REPLACEMENTS, ObservationSpec, PlanEditor, PlanLeaf, PlanObserver, plan_kind
 from penstock.spark.sql import quote_identifier
 
 if TYPE_CHECKING:
@@ -64,7 +65,11 @@ class PreparedPlan:
 # optimises and plans with all that is built on it, or find the physical plan that was kept for its shape.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+_KNOWN_PARTITIONING: Final = re.compile(r"SinglePartition\$?|hashpartitioning\([\w#, ]+, \d+\)")
+_EXPRESSION_ID: Final = re.compile(r"#\d+L?")
+
+
+@dataclass(frozen=True, eq=False)
 class InputRows:
     """Rows that plans are bound above: the plan of a frame."""
 
@@ -74,6 +79,14 @@ class InputRows:
 
     sent: int | None = None
     """How many rows there are, if the driver sends them to the tasks; ``None`` if tasks read them."""
+
+    @cached_property
+    def partitioning(self) -> str | None:
+        """How the rows are partitioned, as text; ``None`` if they are no RDD whose place others can take."""
+        if self.is_cached or plan_kind(self.plan) != "LogicalRDD":
+            return None
+        text = str(self.plan.outputPartitioning().toString())
+        return _EXPRESSION_ID.sub("", text) if _KNOWN_PARTITIONING.fullmatch(text) else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

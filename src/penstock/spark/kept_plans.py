@@ -53,8 +53,6 @@ _PLACEHOLDERS: Final = range(FIRST_PLACEHOLDER + MAX_NUMBERS, FIRST_PLACEHOLDER 
 COPIES: Final = 3
 """Batches with the same numbers that get copies, before the functions of tasks are taken: that costs more."""
 _PLACEHOLDER: Final = re.compile(rf"(?<!\d){str(FIRST_PLACEHOLDER)[:-4]}\d{{4}}(?!\d)")
-_KNOWN_PARTITIONING: Final = re.compile(r"SinglePartition\$?|hashpartitioning\([\w#, ]+, \d+\)")
-_EXPRESSION_ID: Final = re.compile(r"#\d+L?")
 _OBSERVING: Final = "CollectMetrics"
 """The node of a logical plan that observes figures."""
 
@@ -389,8 +387,7 @@ class KeptPlans:
         """What is alike in plans that one physical plan fits; ``None`` if there is no such plan."""
         match plan:
             case InputRows():
-                partitioning = self._partitioning(plan)
-                return None if partitioning is None else ("rows", partitioning)
+                return None if plan.partitioning is None else ("rows", plan.partitioning)
             case BoundRows():
                 below = self._shape(plan.below)
                 return None if below is None else (id(plan.prepared), len(plan.numbers), below)
@@ -407,13 +404,6 @@ class KeptPlans:
                 return ("matched", plan.keys, *sides) if _lie_together(sides, plan.keys) else None
             case _:
                 assert_never(plan)
-
-    def _partitioning(self, rows: InputRows) -> str | None:
-        """How input rows are partitioned, as text; ``None`` if they are no RDD whose place others can take."""
-        if rows.is_cached or plan_kind(rows.plan) != "LogicalRDD":
-            return None
-        text = str(rows.plan.outputPartitioning().toString())
-        return _EXPRESSION_ID.sub("", text) if _KNOWN_PARTITIONING.fullmatch(text) else ""
 
     # ---- planning
 
@@ -480,7 +470,7 @@ class KeptPlans:
         empty = classes.context.emptyRDD(classes.row_tag)
         rdds.append(empty.id())
         # without a known partitioning it has 0 partitions, since a plan for one would lack exchanges that two need
-        partitioning = leaf.outputPartitioning() if self._partitioning(rows) else classes.no_partitions
+        partitioning = leaf.outputPartitioning() if rows.partitioning else classes.no_partitions
         columns, partitioning = classes.leaves.nullable(leaf.output(), partitioning)
         return classes.leaves.make(columns, empty, partitioning)
 
