@@ -84,6 +84,17 @@ def test_a_damaged_block_or_file_is_refused_with_its_name(at):
             split_keys(bytes(harmed), "wal/hook/4/7")
 
 
+@pytest.mark.parametrize("name", ["a", "ab"])  # an odd and an even length: a bit more is a byte more for one of them
+@pytest.mark.parametrize("data", [b"rows", b'{"n": 1}\n', b'{"keys":[]}'])
+def test_no_bit_of_the_length_of_the_keys_can_change_unnoticed(name, data):
+    content = with_keys(data, [key(name)])
+    for bit in range(64):
+        harmed = bytearray(content)
+        harmed[-16 + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CheckpointUnreadable, match="wal/hook/4/7 is damaged"):
+            split_keys(bytes(harmed), "wal/hook/4/7")
+
+
 def test_a_file_of_keys_must_be_one():
     for content in (b"", b"rows", with_keys(b"penstock keys/1\n", [key("a")])):
         with pytest.raises(CheckpointUnreadable, match="is damaged"):

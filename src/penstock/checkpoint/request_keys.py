@@ -28,6 +28,8 @@ _TRAILER: Final = struct.Struct("<32sQ8s")
 _MARK: Final = b"penstkey"
 _HEADING: Final = b"penstock keys/1\n"
 """Beginning of a file of keys."""
+_BEGINNING: Final = b'{"keys":'
+"""Beginning of the text of keys."""
 
 
 def with_keys(data: bytes, keys: Sequence[RequestKey], covered: BlockId | None = None) -> bytes:
@@ -59,9 +61,15 @@ def _split(content: bytes, place: str) -> tuple[bytes, dict[str, list[list[str |
         return content, {"keys": []}
     digest, length, _ = _TRAILER.unpack(content[-_TRAILER.size :])
     whole = content[: -_TRAILER.size]
-    if sha256(whole).digest() != digest or length > len(whole):
+    start = len(whole) - length
+    # The checksum does not have the length. A text in JSON cannot begin like this within itself, nor end after another.
+    if sha256(whole).digest() != digest or start < 0 or not whole.startswith(_BEGINNING, start):
         raise _damaged(place)
-    return whole[: len(whole) - length], json.loads(whole[len(whole) - length :])
+    try:
+        document: dict[str, list[list[str | int]]] = json.loads(whole[start:])
+    except ValueError:
+        raise _damaged(place) from None
+    return whole[:start], document
 
 
 def _keys_of(document: dict[str, list[list[str | int]]]) -> tuple[RequestKey, ...]:
