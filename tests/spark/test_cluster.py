@@ -187,7 +187,7 @@ def workers_alive(page: int) -> int:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{page}/json/", timeout=5) as answer:
             return int(json.load(answer)["aliveworkers"])
-    except OSError:
+    except (OSError, ValueError):  # a master that is starting answers with its first page, whatever it is asked for
         return 0
 
 
