@@ -66,7 +66,7 @@ test-long: $(INSTALLED) $(CLASSES) ## more breadth of what `make test` has prove
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),$(BOTH_CORES) -m "long and not nightly" tests)
 
 test-nightly: $(INSTALLED) $(CLASSES) ## the rest, without a limit: before an issue is closed
-	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),-m nightly tests)
+	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),$(BOTH_CORES) -m nightly tests)
 	@$(if $(TESTS),,$(MAKE) test-versions)
 
 test-versions: $(INSTALLED) ## a core of the tests on each older Spark that penstock supports; ARGS="-k kept"
