@@ -61,15 +61,10 @@ def _split(content: bytes, place: str) -> tuple[bytes, dict[str, list[list[str |
         return content, {"keys": []}
     digest, length, _ = _TRAILER.unpack(content[-_TRAILER.size :])
     whole = content[: -_TRAILER.size]
-    start = len(whole) - length
-    # The checksum does not have the length. A text in JSON cannot begin like this within itself, nor end after another.
-    if sha256(whole).digest() != digest or start < 0 or not whole.startswith(_BEGINNING, start):
+    start = whole.rfind(_BEGINNING)  # quotes within the text are escaped, so the last one is where it begins
+    if sha256(whole).digest() != digest or length != len(whole) - start:  # the checksum does not have the length
         raise _damaged(place)
-    try:
-        document: dict[str, list[list[str | int]]] = json.loads(whole[start:])
-    except ValueError:
-        raise _damaged(place) from None
-    return whole[:start], document
+    return whole[:start], json.loads(whole[start:])
 
 
 def _keys_of(document: dict[str, list[list[str | int]]]) -> tuple[RequestKey, ...]:
