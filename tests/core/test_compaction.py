@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
 from penstock.state.compaction import (
     DURABLE_LIMIT,
@@ -19,7 +22,9 @@ from penstock.state.compaction import (
     plan_piece_merge,
     tier,
 )
-from penstock.state.parquet import HashSlice
+from penstock.state.layers import LayerFormat, LayerStats
+from penstock.state.parquet import MIN_ROWS_A_FILE, ROWS_A_TASK, HashSlice, LayerWriter
+from penstock.testing.filesystem import MemoryFileSystem
 
 
 def stack(*rows: int, group: int = 0, prefix: str = "l") -> list[LayerSize]:
@@ -195,6 +200,48 @@ def test_no_more_than_half_as_many_bytes_are_rewritten_as_change(share):
             rewritten += len(merged)
         assert len(layers) < DURABLE_LIMIT
     assert rewritten <= 0.5 * added
+
+
+M = ROWS_A_TASK
+
+
+@pytest.mark.parametrize(
+    ("rows", "live_rows", "slices", "parts"),
+    [
+        (M, M, 1, 1),
+        (M, 4 * M, 4, 1),
+        (MIN_ROWS_A_FILE - 1, 4 * M, 1, 1),
+        (3 * MIN_ROWS_A_FILE, 8 * M, 2, 1),
+        (4 * M, M, 4, 4),
+    ],
+)
+def test_a_layer_of_much_state_has_slices_while_each_has_rows_enough(
+    monkeypatch: pytest.MonkeyPatch, rows: int, live_rows: int, slices: int, parts: int
+):
+    told: list[tuple[HashSlice, int]] = []
+
+    def write_part(_self: object, _rows: object, _name: str, part: HashSlice, *, slices: int, **_more: int) -> int:
+        told.append((part, slices))
+        return rows // parts
+
+    monkeypatch.setattr(LayerWriter, "_write_part", write_part)
+    none: Any = None
+    writer = LayerWriter(
+        layers_format=LayerFormat(
+            uid="n", keys=("k",), schema=StructType().add("k", "string"), merges={}, partitions=1
+        ),
+        filesystem=MemoryFileSystem(),
+        folder="state",
+        prefix="g1-",
+        session=none,
+        tasks=1,
+        background=nullcontext,
+        failpoint=lambda _: None,
+    )
+    stats = LayerStats(rows=rows, level=0, first_end=1, last_end=2)
+    ref = writer.write(none, stats, horizon=0, live_rows=live_rows)
+    assert (ref.rows, ref.detail["slices"]) == (rows, slices)
+    assert told == [(HashSlice(part, parts), slices) for part in range(parts)]
 
 
 @given(st.integers(0, 2**32), st.integers(0, 6), st.integers(0, 6))

@@ -124,6 +124,20 @@ def test_a_few_bad_values_cost_a_few_readings_more(reads: list[int]) -> None:
     assert len(reads) <= 26
 
 
+def test_bad_values_at_the_beginning_cost_little_and_do_not_give_up_the_block() -> None:
+    bad = 10  # more than the share of its rows that a block may read in vain, if each cost all of it
+    values = good(4_000)
+    values[:bad] = [b'{"a": "x"}'] * bad
+    assert DECODER.decode(values).missing == bad
+
+
+def test_a_whole_number_out_of_range_is_told_by_one_reading(reads: list[int]) -> None:
+    values = [b'{"a": %d}' % number for number in (-129, -128, 0, 127, 128, 129)]
+    decoded = JsonDecoder(pa.struct([("a", pa.int8())])).decode(values)
+    assert [row and row["a"] for row in decoded.records.to_pylist()] == [None, -128, 0, 127, None, None]
+    assert len(reads) == 1
+
+
 @pytest.mark.parametrize("bad", BAD)
 def test_a_block_of_bad_values_is_given_up_soon(reads: list[int], bad: bytes) -> None:
     values: list[bytes | None] = [bad if n % 2 else value for n, value in enumerate(good(4_000))]

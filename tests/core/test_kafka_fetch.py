@@ -92,6 +92,27 @@ class Timed(FakeMessage):
         return self.kind, self.millis
 
 
+@dataclass(frozen=True)
+class Headed(FakeMessage):
+    named: list[tuple[str, bytes | None]] | None = None
+
+    def headers(self):
+        return self.named
+
+
+@pytest.mark.parametrize(
+    "named", [[[("a", b"1"), ("a", None)], None, [("b", b"")]], [None, None, None], [None, [], None]]
+)
+def test_headers_keep_their_order_and_are_null_where_a_record_has_none(named):
+    messages = [Headed(A, place, named=headers) for place, headers in enumerate(named)]
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    schema = pa.schema([("headers", pa.list_(header))])
+    found = RecordColumns(schema=schema).batch([PartitionRecords(A, messages, 3)]).column("headers").to_pylist()
+    assert [each and [(pair["key"], pair["value"]) for pair in each] for each in found] == [
+        each or None for each in named
+    ]
+
+
 def test_a_time_is_null_where_a_record_has_none_or_one_before_1970():
     messages = [Timed(A, 7, kind=1, millis=1_500), Timed(A, 8, kind=0, millis=9), Timed(A, 9, kind=2, millis=-1)]
     schema = pa.schema([("topic", pa.string()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC"))])

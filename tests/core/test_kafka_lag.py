@@ -53,6 +53,16 @@ def test_what_came_after_the_last_look_is_no_second_old_and_what_came_before_the
     assert meter.lag("in", at(10), {A0: 1_100}, {A0: 1_110}).seconds == 0.0
 
 
+@pytest.mark.parametrize(("samples", "seconds"), [(120, 0.9), (121, 0.09)])
+def test_120_samples_are_kept_and_of_one_more_every_other(samples: int, seconds: float):
+    meter = LagMeter()
+    ends = [*range(samples - 2), 2_000, 2_100]
+    for second, end in enumerate(ends):
+        meter.observe(at(second), {A0: 0}, {A0: end})
+    lag = meter.lag("in", at(samples - 1), {A0: 2_010}, {A0: 2_100})
+    assert lag.seconds == pytest.approx(seconds, abs=0.01)
+
+
 def test_one_partition_that_is_unknown_makes_the_greatest_unknown_but_not_the_rows():
     meter = LagMeter()
     for second in (0, 1):

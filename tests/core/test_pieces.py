@@ -288,6 +288,29 @@ def test_a_piece_that_was_merged_before_any_snapshot_named_it_is_deleted(
     assert state.batches_of(state.checkpoint()) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["needed", "not needed any more"])
+def test_a_merge_that_fails_is_told_unless_nothing_needs_it_any_more(
+    state: State, monkeypatch: pytest.MonkeyPatch, *, replaced: bool
+) -> None:
+    for _ in range(2):
+        state.batch()
+        state.durable.write_piece()
+
+    def fail() -> None:
+        state.writer.during.clear()
+        if replaced:  # by one layer, which a checkpoint has made durable
+            state.stack.rebase(state.layer(Rows({0: 100, 1: 100})))
+            state.checkpoint()
+        raise StorageFailed(REFUSED)
+
+    state.writer.during.append(fail)
+    with nullcontext() if replaced else pytest.raises(StorageFailed, match=REFUSED):
+        merge_all(state, monkeypatch)
+    assert state.batches_of(state.checkpoint()) == [0, 1]
+    merge_all(state, monkeypatch)
+    assert state.batches_of(state.checkpoint()) == [0, 1]
+
+
 @pytest.mark.mission("L14")
 def test_a_piece_that_is_being_read_is_deleted_when_the_reader_has_ended(
     state: State, monkeypatch: pytest.MonkeyPatch

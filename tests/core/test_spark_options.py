@@ -145,7 +145,8 @@ def test_what_is_configured_counts_more_than_our_defaults_but_not_than_what_stat
 
 
 def test_a_cluster_on_this_machine_has_as_many_partitions_as_its_executors_have_cores() -> None:
-    assert _own_settings("shop", "local-cluster[2, 3, 1024]", {})["spark.default.parallelism"] == "6"
+    ours = _own_settings("shop", "local-cluster[2, 3, 1024]", {})
+    assert (ours["spark.default.parallelism"], ours["spark.sql.shuffle.partitions"]) == ("6", "6")
 
 
 class Context:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from penstock.elements import RefCount
 from penstock.state.layers import Layer
 from penstock.state.stack import Stack
@@ -36,14 +38,15 @@ def test_it_takes_the_place_of_all_and_a_merge_of_some_of_them_comes_to_nothing(
     assert (names(stack), freed) == ([one.name], [late.name, members[0].name, members[1].name])
 
 
-def test_a_merge_counts_although_a_member_has_died_meanwhile():
+@pytest.mark.parametrize("horizon", [5, 7])
+def test_a_merge_counts_although_a_member_has_died_meanwhile(horizon: int):
     freed: list[str] = []
     stack = Stack()
     dying, living = layer(stack, freed, end=5), layer(stack, freed, end=20)
     stack.add(dying)
     stack.add(living)
     held, lease = stack.lease_named([dying.name, living.name])
-    stack.close_windows(7)
+    stack.close_windows(horizon)
     merged = layer(stack, freed, end=20)
     assert stack.replace(held, merged)
     lease.release()
