@@ -73,6 +73,21 @@ def test_batches_and_control_elements_keep_their_order() -> None:
     assert bench.shell.snapshots == [("step", 1, TaskSnapshot(task="step", watermarks=(EventTime(5),)))]
 
 
+def test_a_watermark_that_was_held_back_comes_again_once_nothing_waits_for_its_time() -> None:
+    bench = Bench()
+    held: list[EventTime | None] = [EventTime(3), None]
+    bench.work.advance = lambda at, *, output: held.pop(0)  # type: ignore[assignment,method-assign]
+    bench.work.rest = 10
+    bench.sources[0].put(at(5))
+    assert bench.settle_down().wake_at == 10
+    assert drained(bench.sink) == [at(3)]
+    bench.work.rest = None
+    bench.settle_down()
+    assert drained(bench.sink) == [at(5)]
+    bench.settle_down()
+    assert held == [], "what has passed does not come again"
+
+
 def test_what_was_taken_is_through_once_what_became_of_it_is() -> None:
     bench = Bench(passes_on=True)
     source, sink = bench.sources[0], bench.sink

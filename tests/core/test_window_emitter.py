@@ -7,15 +7,17 @@ from typing import Any
 
 from penstock.clock import MIN_WATERMARK
 from penstock.elements import RefCount
-from penstock.operators.windows.assigners import sliding, tumbling
+from penstock.operators.windows.assigners import SessionWindow, session, sliding, tumbling
 from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy
 from penstock.operators.windows.emitter import WindowEmitter
+from penstock.operators.windows.sessions import SessionEmitter
 from penstock.state.layers import Layer
 from penstock.state.stack import Stack
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
 UPDATES = EmitStrategy(updates=True)
+PACED = EmitStrategy(updates=True, every=10 * SECOND)
 
 
 class Asked:
@@ -32,7 +34,7 @@ class Asked:
 
 
 class Kit:
-    """An emitter, its stack, and the windows it asked for."""
+    """An emitter, its stack, and the windows it asked for; ``wall`` is what its clock shows."""
 
     def __init__(
         self, window, emission=ON_WINDOW_CLOSE, *, fired=MIN_WATERMARK, closed=MIN_WATERMARK, horizon=MIN_WATERMARK
@@ -41,8 +43,12 @@ class Kit:
         plan: Any = SimpleNamespace(window=window)
         results: Any = Asked()
         self.asked = results.due
-        context: Any = SimpleNamespace(count=lambda *_: None, wall=lambda: 0)
+        self.wall = 1
+        context: Any = SimpleNamespace(count=lambda *_: None, wall=lambda: self.wall)
         self.emitter = WindowEmitter(plan, results, emission, self.stack, context, fired=fired, closed=closed)
+        if isinstance(window, SessionWindow):
+            bounds: Any = {"fired": fired, "closed": closed, "merge": lambda: None}
+            self.emitter = SessionEmitter(plan, results, emission, self.stack, context, **bounds)
 
     def add(self, end: int) -> None:
         frame: Any = None
@@ -60,8 +66,8 @@ class Kit:
             )
         )
 
-    def advance(self, watermark: int) -> None:
-        self.emitter.advance(watermark, _emit)
+    def advance(self, watermark: int) -> int | None:
+        return self.emitter.advance(watermark, _emit)
 
     def again(self, window) -> Kit:
         details: Any = self.emitter.snapshot_details()
@@ -69,6 +75,22 @@ class Kit:
 
 
 def _emit(*_: object) -> None: ...
+
+
+def test_sessions_whose_changes_wait_for_their_time_hold_event_time_until_then_and_no_longer():
+    kit = Kit(session("10 seconds"), PACED)
+    kit.emitter.batch_added(_emit)
+    for watermark in (60 * SECOND, 90 * SECOND):
+        kit.add(watermark - 20 * SECOND)
+        passed = kit.advance(watermark)
+        assert passed is not None
+        assert passed < watermark - 20 * SECOND, "changes of a session that ends there are still to come"
+        assert kit.emitter.tick(_emit) == 10 * SECOND - kit.wall % (10 * SECOND)
+        kit.wall += 10 * SECOND
+        assert kit.emitter.tick(_emit) is None
+        assert kit.advance(watermark) == kit.emitter._fired
+        assert kit.emitter._fired >= watermark - SECOND
+        assert kit.stack.height == 0
 
 
 def test_windows_that_were_closed_stay_closed_when_more_lateness_is_allowed_later():

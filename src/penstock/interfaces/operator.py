@@ -115,7 +115,8 @@ class Operator(Protocol):
         """Emit what is due at a higher watermark, lazily; output that is known to have no rows is not emitted.
 
         Returns:
-            The watermark of the output if it is lower, because rows below ``watermark`` are still to be emitted.
+            The watermark of the output if it is lower, because rows below ``watermark`` are still to be emitted. Then
+            ``watermark`` comes again once ``ProcessingTimeOperator.tick`` has nothing left to wait for.
         """
         ...
 

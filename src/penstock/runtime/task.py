@@ -121,7 +121,10 @@ class TaskLogic(Protocol):
         ...
 
     def advance(self, watermark: EventTime, *, output: TaskOutput) -> EventTime | None:
-        """Act on a higher watermark. Afterwards it is forwarded, or the returned one if that is lower."""
+        """Act on a watermark. Afterwards it is forwarded, or the returned one if that is lower.
+
+        One that was held back comes again once ``tick`` has nothing left to wait for.
+        """
         ...
 
     def tick(self, *, output: TaskOutput) -> int | None:
@@ -248,6 +251,7 @@ class StepTask:
         self._announced = MIN_WATERMARK  # to the logic
         self._forwarded = MIN_WATERMARK
         self._idle_forwarded = False
+        self._waits_for_tick = False
         self._snapshots = PendingSnapshots()
         self._barrier_timer = BarrierTimer()
         self._gate = BatchGate(id, inputs.wake, runs_batches=logic.runs_batches)
@@ -274,8 +278,12 @@ class StepTask:
             return StepResult()
         now = self._clock.now()
         wake = self._inputs.check_idle(now)
-        if (delay := self._logic.tick(output=self._output)) is not None:
+        waited, delay = self._waits_for_tick, self._logic.tick(output=self._output)
+        self._waits_for_tick = delay is not None
+        if delay is not None:
             wake = _earlier(wake, MonotonicTime(now + delay))
+        elif waited and self._forwarded < self._announced:
+            self._offer()  # what held it back was sent
         self._advance()
         self._forward_status()
         for source, head in self._inputs.ready(self._barriers.blocked):
@@ -361,14 +369,19 @@ class StepTask:
         if at > self._announced:
             self._announced = at
             self.doing = "advancing event time"
-            held = self._logic.advance(at, output=self._output)
-            forward = at if held is None else min(at, held)
-            if forward > self._forwarded:
-                self._forwarded = forward
-                self._output.broadcast(Watermark(at=forward))
+            self._offer()
             self._shell.report(WatermarkAdvanced(task=self.id, at=at))
         for fact in self._inputs.new_facts(self.id, self._announced):
             self._shell.report(fact)
+
+    def _offer(self) -> None:
+        """Tell the logic the watermark, and forward it as far as the logic lets it pass."""
+        at = self._announced
+        held = self._logic.advance(at, output=self._output)
+        forward = at if held is None else min(at, held)
+        if forward > self._forwarded:
+            self._forwarded = forward
+            self._output.broadcast(Watermark(at=forward))
 
     def _forward_status(self) -> None:
         idle = self._inputs.valve.all_idle

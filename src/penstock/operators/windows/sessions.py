@@ -245,7 +245,7 @@ class SessionEmitter(WindowEmitter):
             self._stack.close_windows(self._closed)
         return super().late_before(watermark)
 
-    def advance(self, watermark: int, emit: Collector) -> EventTime | None:
+    def advance(self, watermark: int, emit: Collector) -> EventTime:
         """Send and close sessions up to the last step of event time at or below ``watermark``. Returns that step.
 
         Sessions that end between it and the watermark are still to come.
@@ -253,11 +253,10 @@ class SessionEmitter(WindowEmitter):
         bound = self._session.bound(watermark)
         if bound > self._fired and not self._waits(watermark):
             self._send_and_close(bound, emit)
-        reached = min(watermark, self._fired)
-        return None if MIN_WATERMARK in (reached, watermark) else EventTime(reached)
+        return EventTime(min(watermark, self._fired))
 
     def _send_and_close(self, bound: int, emit: Collector) -> None:
-        """Send changes before merging: a merged layer counts as old."""
+        """Send changes before merging: a merged layer does not tell new rows from old ones."""
         merging = self._stack.may_split(bound)
         due = self._session.due(self._fired, bound)
         if due and self._emission.early and self._stack.may_have_rows(due.first, due.last):
@@ -270,12 +269,12 @@ class SessionEmitter(WindowEmitter):
         super().advance(bound, emit)
 
     def _waits(self, watermark: int) -> bool:
-        """Whether changes wait for their time: once merged with old layers they would be lost as changes."""
+        """Whether changes wait for their time: once merged, new rows can no longer be told from old ones."""
         paced = self._emission.updates and self._emission.every is not None
         return paced and watermark != MAX_WATERMARK and self._unsent() is not None
 
     def _send_again(self, emit: Collector) -> None:
-        """Only if new layers may end where sessions were sent before; open sessions were not sent."""
+        """Send sessions again only if new layers may end where sessions were sent; open sessions were not sent yet."""
         due = self._session.due(self._closed, self._fired)
         if due is not None and self._stack.has_unsent(due.first, due.last):
             super()._send_again(emit)
