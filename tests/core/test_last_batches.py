@@ -112,6 +112,26 @@ def test_a_drain_reads_them_before_event_time_ends() -> None:
     assert end != "batch"
 
 
+def test_a_drain_reads_all_of_them_however_long_that_takes_since_no_start_reads_on() -> None:
+    bench = Bench(Given([NoData(wake_at=MonotonicTime(20)), *[BATCH] * 50]), capacity=1)
+    bench.task.post(Drain())
+    bench.task.post(FINAL)
+    sent: list[object] = []
+    for step in range(200):
+        bench.clock.at = step * LastBatches.TIME
+        bench.task.step()
+        sent += bench.sent()
+    assert sent.count("batch") == 50
+    assert sent[-1] == FINAL
+
+
+def test_a_reader_that_fails_in_a_drain_fails_the_attempt_so_that_nothing_is_drained() -> None:
+    bench = Bench(Given(error=SourceUnavailable("Gone.")))
+    with pytest.raises(SourceUnavailable, match="Gone"):
+        bench.stop(Drain(), FINAL)
+    assert bench.sent() == []
+
+
 def test_a_reader_that_fails_now_leaves_its_rows_to_the_next_start(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         bench = Bench(Given(error=SourceUnavailable("Gone.")))

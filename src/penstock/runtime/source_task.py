@@ -309,20 +309,28 @@ class SourceTask:
         return StepResult(worked=True)
 
     def _read_last(self, last: LastBatches) -> StepResult:
-        """Read what the source was given, a batch at a time. What cannot be read now is read by the next start."""
+        """Read what the source was given, a batch at a time. What cannot be read now is read by the next start.
+
+        No start reads on after a drain, so a drain reads all. It waits as long as the stop may take, and if a poll
+        fails, so does the attempt: then nothing is drained.
+        """
         now, wall = self._clock.now(), self._clock.wall()
         if last.until is None:
             assert isinstance(self._reader, SupportsLastBatches)  # or there were no last batches
             self._reader.take_no_more()
         poll: PollResult | None = None
-        if last.may_read(now) and not self._has_ended:
+        is_drain = isinstance(self._mail[0], Drain)
+        may_read = last.may_read(now) or is_drain
+        if may_read and not self._has_ended:
             if not self._output.has_room:
                 self.doing = "waiting for room downstream"
-                return StepResult(wake_at=last.until)
+                return StepResult(wake_at=None if is_drain else last.until)
             before = self._reader.position()
             try:
                 poll = self._reader.poll(now=now, wall=wall, limits=self._read_limit())
             except PenstockError as error:
+                if is_drain:
+                    raise
                 self._failed_at = before  # what the poll had read of its batch was not sent
                 log.warning("source %s does not read the rest of its rows before the stop: %s", self.id, error)
         if isinstance(poll, PlannedBatch):
