@@ -4,15 +4,21 @@ import gzip
 import json
 import logging
 import os
+import re
 import socket
+import tracemalloc
 import zlib
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from core.http_kit import LINES, PATIENCE, SCHEMA, Hook, status_of
 from penstock.connectors.receivers.http import Source, env
 from penstock.connectors.receivers.http_admission import AdmissionRules, RequestHead, RowRate
-from penstock.connectors.receivers.http_body import is_deeper
+from penstock.connectors.receivers.http_body import BodyReader, BodyRefused, decompressed, is_deeper
+from penstock.formats.json_arrow import JsonDecoder
 
 GOOD = b'{"id": 1}'
 LIMITS = {"max_body_bytes": 10_000, "max_header_bytes": 2_000, "max_depth": 8, "request_timeout": "300 ms"}
@@ -90,10 +96,15 @@ HOSTILE = {
     "half a gzip": (request("Content-Encoding: gzip", body=gzip.compress(GOOD)[:-9]), 400),
     "no gzip": (request("Content-Encoding: gzip"), 400),
     "a gzip with more behind it": (request("Content-Encoding: gzip", body=gzip.compress(GOOD) + b"more"), 400),
+    "half a second gzip": (request("Content-Encoding: gzip", body=gzip.compress(GOOD) + gzip.compress(b" ")[:-9]), 400),
+    "a bomb of many gzips": (request("Content-Encoding: gzip", body=20 * gzipped(1_000)), 413),
+    "a deflate with more behind it": (request("Content-Encoding: deflate", body=2 * zlib.compress(b"[]")), 400),
     "deep arrays": (request(body=b"[" * 4_000 + b"]" * 4_000), 400),
     "deep objects": (request(body=b'{"a":' * 1_500 + b"1" + b"}" * 1_500), 400),
     "deep without end": (request(body=b'[{"a":' * 1_500), 400),
     "a number of many digits": (request(body=b'[{"id": ' + b"9" * 9_000 + b"}]"), 400),
+    "a number with a long exponent": (request(body=b'[{"id": 1}, {"id": 1e' + b"9" * 22 + b"}]"), 400),
+    "a number with a long negative exponent": (request(body=b'{"more": 1e-' + b"9" * 22 + b"}"), 400),
     "a key of many characters": (request("Idempotency-Key: " + "x" * 256), 400),
     "two keys": (request("Idempotency-Key: a", "Idempotency-Key: b"), 400),
 }
@@ -232,6 +243,127 @@ def test_this_machines_own_names_are_taken(host):
 def test_levels_are_counted_without_reading(text, depth):
     assert not is_deeper(text, max(depth, 1))
     assert depth < 2 or is_deeper(text, depth - 1)
+
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+
+
+@given(st.lists(st.sampled_from([b'"', b"\\", b"{", b"}", b"[", b"]", b"a", b"\n"]), max_size=40).map(b"".join))
+def test_levels_are_those_outside_of_strings(text):
+    outside = _STRING.sub(lambda found: b" " * len(found[0]), text)
+    read = outside.partition(b"\\")[0]  # JSON ends at a backslash outside of a string
+    levels = [0]
+    for bracket in re.findall(rb"[][{}]", read):
+        levels.append(levels[-1] + (1 if bracket in b"[{" else -1))
+
+    for most in range(1, 5):
+        assert is_deeper(text[: len(read)], most) == (max(levels) > most)
+        assert is_deeper(text, most) or max(levels) <= most
+
+
+@pytest.mark.parametrize("long", [b"x" * 1_000_000, b"\\\\" * 500_000, b'\\"' * 500_000])
+def test_levels_of_a_long_string_are_counted_in_little_memory(long):
+    text = b'{"a": "' + long + b'", "b": [' + b"[" * 8
+    tracemalloc.start()
+    assert is_deeper(text, 8)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * len(text)
+
+
+# --------------------------------------------------------------------------------------------------- bodies and records
+
+
+def reader(max_depth=8, **columns):
+    return BodyReader(JsonDecoder(pa.struct(columns or {"id": pa.int64()})), max_depth)
+
+
+@pytest.mark.parametrize("exponent", ["9" * 22, "-" + "9" * 22])
+def test_a_long_exponent_is_one_bad_line(exponent):
+    for record in (f'{{"id": 1e{exponent}}}', f'{{"more": 0e{exponent}, "id": 7}}'):
+        body = reader().read(f'{{"id": 1}}\n{record}\n{{"id": 2}}'.encode(), LINES)
+
+        if body.bad:  # a field that is not declared may be read over
+            assert body.bad == ((record, "a number has an exponent that is too large"),)
+        assert [row["id"] for row in body.rows.to_pylist()] == [1, *([] if body.bad else [7]), 2]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.decimal128(10, 2)])
+@pytest.mark.parametrize("number", ["1e400", "-1e999999", "1e999999999999999999", "1." + "1" * 300 + "e99999999"])
+def test_numbers_too_large_for_a_column_are_bad_records(kind, number):
+    for body in (f'[{{"n": 1}}, {{"n": {number}}}]', f'{{"n": 1}}\n{{"n": {number}}}'):
+        found = reader(n=kind).read(body.encode(), "application/json")
+
+        assert [record for record, _ in found.bad] == [f'{{"n": {number}}}']
+        assert found.rows.num_rows == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_bad_records_of_an_array_come_as_they_were_sent(encoding):
+    bad = [
+        '{"id": 0.123456789012345678}',
+        '{"id":1e400 ,\n "name": "\\u00fc ü ], [ \\""}',
+        '{"id": "x", "id": "y"}',
+        "null",
+        '"]"',
+        "[ {} ]",
+        "-1.50",
+    ]
+    text = " [" + ", ".join([' {"id": 1}\t', *bad, '{"id": 2}\n']) + " ] "
+
+    found = reader().read(text.strip().encode(encoding), "application/json")
+
+    assert [record for record, _ in found.bad] == bad
+    assert found.rows.to_pylist() == [{"id": 1}, {"id": 2}]
+
+
+def test_a_few_bad_records_of_a_long_array_are_found_in_few_steps(monkeypatch):
+    sizes, exactly = [], BodyReader._exactly
+    monkeypatch.setattr(BodyReader, "_exactly", lambda self, values: sizes.append(len(values)) or exactly(self, values))
+    values = [{"id": number} for number in range(1_000)]
+    values[300], values[999] = {"id": 1.5}, 7
+
+    found = reader().read(json.dumps(values).encode(), "application/json")
+
+    assert found.rows["id"].to_pylist() == [number for number in range(1_000) if number not in {300, 999}]
+    assert [record for record, _ in found.bad] == ['{"id": 1.5}', "7"]
+    assert len(sizes) < 50
+
+
+def test_a_bad_object_comes_as_it_was_sent():
+    sent = '{"id":\n0.123456789012345678, "name": "ü"}'
+
+    assert [record for record, _ in reader().read(f"\n{sent} ".encode(), "application/json").bad] == [sent]
+
+
+def test_a_bad_record_with_half_a_character_can_be_shown():
+    (bad,) = reader().read(b'[{"id": "\xed\xa0\x80"}, {"id": 1}]', "application/json").bad
+
+    assert bad[0] == '{"id": "���"}'
+
+
+def test_a_record_may_have_as_many_levels_in_each_kind_of_body():
+    good, deep = b'{"id": 1, "x": [[]]}', b'{"id": 1, "x": [[[]]]}'
+
+    for body, kind in (
+        (good, LINES),
+        (good, "application/json"),
+        (b"[%b]" % good, "application/json"),
+    ):
+        assert reader(max_depth=3).read(body, kind).rows.num_rows == 1
+    assert reader(max_depth=3).read(deep, LINES).bad == ((deep.decode(), "more than 3 levels"),)
+    for body in (deep, b"[%b]" % deep, b"\xef\xbb\xbf" + deep):
+        with pytest.raises(BodyRefused, match="more than 3 levels"):
+            reader(max_depth=3).read(body, "application/json")
+
+
+def test_a_gzip_may_have_several_members():
+    parts = [b"[1, ", b"", os.urandom(20_000), b"2]"]
+    body, text = b"".join(map(gzip.compress, parts)), b"".join(parts)
+
+    assert decompressed(body, "gzip", len(text)) == text
+    with pytest.raises(BodyRefused, match="more than"):
+        decompressed(body, "gzip", len(text) - 1)
 
 
 def test_a_rate_holds_on_average_and_never_saves_up_more_than_a_second():

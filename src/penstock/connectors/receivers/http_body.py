@@ -6,7 +6,7 @@ import json
 import re
 import zlib
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +14,8 @@ from penstock.connectors.receivers.http_admission import JSON_LINES, HttpAnswer,
 from penstock.errors import sentence
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
 
     from penstock.formats.json_arrow import JsonDecoder
@@ -30,8 +32,14 @@ class BodyRefused(Exception):
 # ---- bytes -----------------------------------------------------------------------------------------------------------
 
 
+_PART: Final = 4096
+"""Bytes given to zlib at a time."""  # it copies what follows a gzip member
+
+
 def decompressed(body: bytes, encoding: str, most: int) -> bytes:
-    """The bytes of a body, at most ``most``.
+    """The decompressed body, of at most ``most`` bytes. A body in neither encoding is returned as it is.
+
+    A gzip body may have several members; their contents are joined.
 
     Raises:
         BodyRefused: it is longer, or is not what its encoding says.
@@ -42,20 +50,29 @@ def decompressed(body: bytes, encoding: str, most: int) -> bytes:
     name = encoding.strip().lower()
     if name not in ("gzip", "deflate"):
         return body
-    unpacker = zlib.decompressobj(zlib.MAX_WBITS | (16 if name == "gzip" else 0))
+    window = zlib.MAX_WBITS | (16 if name == "gzip" else 0)
+    data, at, unpacker = bytearray(), 0, zlib.decompressobj(window)
     try:
-        data = unpacker.decompress(body, most + 1)
+        while at < len(body) and len(data) <= most and (name == "gzip" or not unpacker.eof):
+            if unpacker.eof:  # the next member begins
+                unpacker = zlib.decompressobj(window)
+            part = body[at : at + _PART]
+            data += unpacker.decompress(part, most + 1 - len(data))
+            at += len(part) - len(unpacker.unused_data)
+        is_whole = unpacker.eof and at == len(body)
     except zlib.error:
-        data = None
-    if data is not None and len(data) > most:
+        is_whole = False
+    if len(data) > most:
         raise BodyRefused(too_large(most))
-    if data is None or not unpacker.eof or unpacker.unused_data:
+    if not is_whole:
         raise BodyRefused(refused(400, f"The body is not {name}. Send it as its Content-Encoding says."))
-    return data
+    return bytes(data)
 
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_STRING: Final = re.compile(rb'"[^"]*"?')
+"""A string without escaped characters."""  # a pattern with alternatives takes 100 bytes of memory per character
 _ALL_BUT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_BRACKET: Final = re.compile(rb"[\[{]")
 
 
 def is_deeper(text: bytes, most: int) -> bool:
@@ -67,7 +84,8 @@ def is_deeper(text: bytes, most: int) -> bool:
     if text.count(b"{") + text.count(b"[") <= most:
         return False
     level = 0
-    for bracket in _STRING.sub(b"", text).translate(None, _ALL_BUT_BRACKETS):
+    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    for bracket in _STRING.sub(b"", unescaped).translate(None, _ALL_BUT_BRACKETS):
         level += 1 if bracket in b"[{" else -1
         if level > most:
             return True
@@ -77,21 +95,26 @@ def is_deeper(text: bytes, most: int) -> bool:
 # ---- records ---------------------------------------------------------------------------------------------------------
 
 _MOST_DIGITS: Final = 400
-"""Longer whole numbers are refused: reading one takes time with the square of its length."""
+"""Most characters of a number. Reading a whole number takes time with the square of its length."""
 
 
 def _whole_number(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
-        msg = f"a number has more than {_MOST_DIGITS} digits"
-        raise ValueError(msg)
-    return int(text)
+    return int(_checked(text))
 
 
 def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(_checked(text))
+    except InvalidOperation as error:
+        msg = "a number has an exponent that is too large"
+        raise ValueError(msg) from error
+
+
+def _checked(text: str) -> str:
     if len(text) > _MOST_DIGITS:
         msg = f"a number has more than {_MOST_DIGITS} digits"
         raise ValueError(msg)
-    return Decimal(text)
+    return text
 
 
 def _no_constant(text: str) -> float:
@@ -100,10 +123,11 @@ def _no_constant(text: str) -> float:
 
 
 def loads(text: bytes) -> Any:
-    """JSON as the standard has it, with ``Decimal`` for numbers with a point.
+    """The value of a JSON text, without ``NaN`` and ``Infinity``. Numbers with a point or an exponent are ``Decimal``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not JSON, or a number has too many digits or too large an exponent.
+        RecursionError: it has too many levels.
     """
     return json.loads(text, parse_int=_whole_number, parse_float=_decimal, parse_constant=_no_constant)
 
@@ -183,19 +207,21 @@ class BodyReader:
         """The rows of a body: JSON lines, an array, or one object.
 
         Raises:
-            BodyRefused: it is none of these.
+            BodyRefused: it is none of these, or has too many levels.
         """
         text = body.strip(b" \t\r\n")
         if kind in JSON_LINES or _begins_with_a_line(text):
             return self._lines(text)
-        if is_deeper(text, self._max_depth + 1):
+        first = _BRACKET.search(text)
+        is_array = first is not None and first[0] == b"["
+        if is_deeper(text, self._max_depth + is_array):  # the array itself is a level
             raise BodyRefused(refused(400, f"The body has more than {self._max_depth} levels. Send flatter records."))
         try:
             value = loads(text)
         except (ValueError, RecursionError) as error:
             why = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
             raise BodyRefused(refused(400, f"The body is not JSON: {sentence(why)} Nothing was stored.")) from error
-        return self._values(value if isinstance(value, list) else [value])
+        return self._values(value, text)
 
     def _lines(self, text: bytes) -> DecodedBody:
         import pyarrow as pa
@@ -228,21 +254,34 @@ class BodyReader:
         parts.append(records.slice(start))
         return DecodedBody(_table(pa.concat_arrays(parts)), tuple(bad))
 
-    def _values(self, values: list[Any]) -> DecodedBody:
-        """The rows of values of an array."""
+    def _values(self, value: Any, text: bytes) -> DecodedBody:
+        """The rows of an array or of one object, whose text is only read for bad records."""
         import pyarrow as pa
 
-        try:
-            return DecodedBody(_table(self._exactly(values)))
-        except (ValueError, TypeError, OverflowError):
-            pass  # one of them is bad
-        parts, bad = [pa.array([], self._decoder.record)], []
-        for value in values:
+        values = value if isinstance(value, list) else [value]
+        parts, reasons = [pa.array([], self._decoder.record)], {}
+        ranges = [(0, len(values))]
+        while ranges:
+            start, end = ranges.pop()
             try:
-                parts.append(self._exactly([value]))
+                parts.append(self._exactly(values[start:end]))
             except (ValueError, TypeError, OverflowError) as error:
-                bad.append((json.dumps(value, default=_as_number), _reason(error)))
-        return DecodedBody(_table(pa.concat_arrays(parts)), tuple(bad))
+                if end - start == 1:
+                    reasons[start] = _reason(error)
+                    continue
+                middle = (start + end) // 2  # one of them is bad: look at each half
+                ranges += [(middle, end), (start, middle)]
+        rows = _table(pa.concat_arrays(parts))
+        if not reasons:
+            return DecodedBody(rows)
+        source = text.decode(json.detect_encoding(text), "surrogatepass")  # as json.loads does
+        texts = _elements(source) if isinstance(value, list) else [source]
+        bad = [
+            (_shown(each.encode("utf-8", "surrogatepass")), reasons[at])
+            for at, each in enumerate(texts)
+            if at in reasons
+        ]
+        return DecodedBody(rows, tuple(bad))
 
     def _exactly(self, values: list[Any]) -> Any:
         """Values as records.
@@ -268,8 +307,20 @@ class BodyReader:
         return records
 
 
-def _as_number(value: Decimal) -> float:
-    return float(value)
+_JSON: Final = json.JSONDecoder()
+_NEXT: Final = re.compile(r"[^ \t\r\n,]")
+
+
+def _elements(array: str) -> Iterator[str]:
+    """The text of each element of a JSON array.
+
+    >>> list(_elements('[1.50, {"a": "]"}]'))
+    ['1.50', '{"a": "]"}']
+    """
+    at = array.index("[") + 1
+    while (found := _NEXT.search(array, at)) and found[0] != "]":
+        _, at = _JSON.raw_decode(array, found.start())
+        yield array[found.start() : at]
 
 
 def _begins_with_a_line(text: bytes) -> bool:
