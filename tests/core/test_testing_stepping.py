@@ -1,17 +1,26 @@
-"""What stands for threads and workers in a test: order, failures, crashes, and that nothing is asked for ever."""
+"""What stands for threads and workers in a test: order, failures, crashes, and that nothing is asked for ever.
+
+And what a run asks of the job under test, and shows of its rows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from penstock.checkpoint.events import AnswerRequest, CheckpointRequested, RequestOutcome
 from penstock.clock import MonotonicTime
+from penstock.errors import HarnessError
 from penstock.failpoints import FailpointCrash
+from penstock.handles import CheckpointId
 from penstock.runtime.task import StepResult
 from penstock.testing.clock import ManualClock
-from penstock.testing.driver import SerialWorkers, SteppedTask
+from penstock.testing.driver import CrashPoint, JobUnderTest, SerialWorkers, SteppedTask
+from penstock.testing.pipeline_run import PipelineRun, take_checkpoint
 from penstock.testing.sources import CrashRow
 
 
@@ -118,3 +127,71 @@ def test_pieces_are_done_in_the_order_they_came_and_failures_reported() -> None:
     pieces.close()
     pieces.submit("a", lambda: done.append("fourth"))
     assert not pieces.do_next()
+
+
+class Job:
+    """A job under test that dies in the first move, and restarts by itself.
+
+    Each attempt gives one of the answers to what it is asked; with ``None`` it does not answer.
+    """
+
+    def __init__(self, *answers: AnswerRequest | None) -> None:
+        self.clock = ManualClock()
+        self.requests = self
+        self.answers: dict[str, AnswerRequest] = {}
+        self.asked: list[CheckpointRequested] = []
+        self.number, self.is_alive, self.point, self.restarts_then = 1, True, CrashPoint("sink.published", {}), False
+        self.running = SimpleNamespace(doing={"in": "held"})
+        self._answers = answers
+
+    def move(self, step: Callable[[Any], None]) -> None:
+        step(None)
+        if len(self.asked) == 1:
+            self.number += 1
+
+    def submit(self, event: CheckpointRequested, reply: Callable[[AnswerRequest], None]) -> None:
+        self.asked.append(event)
+        answer = self._answers[len(self.asked) - 1]
+        if answer is not None:
+            reply(answer)
+
+
+DONE = AnswerRequest(request="", outcome=RequestOutcome.DONE, checkpoint=CheckpointId(7), message="done")
+ABORTED = AnswerRequest(request="", outcome=RequestOutcome.FAILED, message="expired")
+
+
+def test_after_a_crash_the_new_attempt_is_asked_the_same_so_that_it_can_answer_from_the_log() -> None:
+    job = Job(None, DONE)
+    assert take_checkpoint(cast("JobUnderTest", job), "kept", wait=True) == 7
+    first, second = job.asked
+    assert (first.request, first.name) == (second.request, second.name) == (first.request, "kept")
+    other = Job(None, DONE)
+    take_checkpoint(cast("JobUnderTest", other), "kept", wait=True)
+    assert other.asked[0].request != first.request
+
+
+def test_an_answer_of_an_attempt_that_died_does_not_count() -> None:
+    assert take_checkpoint(cast("JobUnderTest", Job(ABORTED, None)), None, wait=False) is None
+    assert take_checkpoint(cast("JobUnderTest", Job(ABORTED, DONE)), None, wait=True) == 7
+
+
+@pytest.mark.parametrize("options", [{"rename": {"a": "b"}}, {"allow_non_restored_state": True}, {"pipeline": print}])
+def test_a_restart_that_waits_for_a_crash_takes_no_options(options: dict[str, Any]) -> None:
+    job, run = Job(), PipelineRun.__new__(PipelineRun)
+    run._job = cast("JobUnderTest", job)
+    with pytest.raises(HarnessError, match=r"takes no arguments. .*'sink.published'\) was never reached"):
+        run.restart(**options)
+    assert not job.restarts_then
+    run.restart(rename={}, allow_non_restored_state=False)
+    assert job.restarts_then
+
+
+def test_rows_of_versions_with_other_columns_have_none_there() -> None:
+    rows = [{"user": "u", "n": 1}, {"user": "v", "robot": True}]
+    run = PipelineRun.__new__(PipelineRun)
+    run._stand_ins = cast("Any", SimpleNamespace(sink=lambda _: SimpleNamespace(rows=rows, staged=rows[1:])))
+    assert run.rows("out") == rows
+    assert run.rows("out", "robot", "n") == [{"robot": None, "n": 1}, {"robot": True, "n": None}]
+    assert run.staged("out", "robot") == [{"robot": True}]
+    with pytest.raises(HarnessError, match=r"Sink 'out': Column 'm' does not exist. .*user, n, robot"):
+        run.rows("out", "m")

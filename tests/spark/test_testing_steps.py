@@ -94,6 +94,19 @@ def test_a_savepoint_is_a_checkpoint_with_a_name(spark: SparkSession) -> None:
         assert t.savepoint("Before_V2") is not None, "what production takes"
 
 
+@pytest.mark.parametrize("point", ["checkpoint.manifest.before", "checkpoint.manifest.written", "sink.published"])
+def test_a_savepoint_that_a_crash_cut_short_is_taken_once(spark: SparkSession, point: str) -> None:
+    with ps.testing.run(clicks(), spark) as t:
+        t.send("a", [at("u", 0), at("u", 1)])
+        t.crash(at=point)
+        t.restart()
+        kept = t.savepoint("kept")
+        assert t.is_alive
+        assert counts(t) == [("u", 0, 1)]
+        with pytest.raises(RequestRefused, match=f"'kept' exists already as checkpoint {kept}"):
+            t.savepoint("kept")
+
+
 @pytest.mark.mission("D7")
 def test_a_new_version_takes_over_the_state_of_the_old(spark: SparkSession) -> None:
     with ps.testing.run(clicks(), spark) as t:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation, localcontext
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from penstock.errors import HarnessError, SchemaMismatch, no_column
@@ -35,12 +35,21 @@ class Unfit(Exception):
 def time_of(value: str | datetime) -> datetime:
     """Return a time in UTC, from a ``datetime`` or ISO text; without an offset it is UTC already.
 
+    Raises:
+        ValueError: the text is no time, or the time in UTC is before year 1 or after 9999.
+
     >>> str(time_of("2026-01-01T02:00:00+02:00"))
     '2026-01-01 00:00:00+00:00'
     """
     if isinstance(value, str):
         value = datetime.fromisoformat(_FRACTION.sub(_six_digits, value.strip().replace("Z", "+00:00")))
-    return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
+    if value.tzinfo is None:
+        return value.replace(tzinfo=timezone.utc)
+    try:
+        return value.astimezone(timezone.utc)
+    except OverflowError as error:
+        msg = f"{value} is out of range in UTC"
+        raise ValueError(msg) from error
 
 
 def _six_digits(fraction: re.Match[str]) -> str:
@@ -133,7 +142,7 @@ def _fit_plain(value: Any, name: str) -> Any:
         if name in names:
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
                 raise Unfit
-            return float(cast("float", value)) if name in ("float", "double") else value
+            return _fit_float(cast("float", value)) if name in ("float", "double") else value
     return value  # a rare type: Arrow checks it
 
 
@@ -145,15 +154,28 @@ _PLAIN: Final[Sequence[tuple[tuple[str, ...], tuple[type, ...]]]] = (
 )
 
 
+def _fit_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:  # of a whole number
+        raise Unfit from error
+
+
+_TWICE_MAX_PRECISION: Final = 76
+"""Digits of a calculation with decimals: those of the largest ``DECIMAL`` before the point, and as many behind it."""
+
+
 def _fit_decimal(value: Any, kind: Any) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, (int, str, Decimal)):
         raise Unfit
     try:
         number = Decimal(value)
-        fits = number.is_finite() and number == round(number, kind.scale)
+        with localcontext(Context(prec=_TWICE_MAX_PRECISION)):
+            fits = number.is_finite() and number == round(number, kind.scale)
+            fits = fits and abs(number) < Decimal(10) ** (kind.precision - kind.scale)
     except InvalidOperation as error:
         raise Unfit from error
-    if not fits or abs(number) >= Decimal(10) ** (kind.precision - kind.scale):
+    if not fits:
         raise Unfit
     return number
 
@@ -246,12 +268,21 @@ def _with_maps(value: Any, kind: Any) -> Any:
     if value is None:
         return None
     if is_type.is_map(kind):
-        return {key: _with_maps(each, kind.item_type) for key, each in value}
+        return {_as_key(key): _with_maps(each, kind.item_type) for key, each in value}
     if is_type.is_struct(kind):
         return {kind.field(i).name: _with_maps(value[kind.field(i).name], kind.field(i).type) for i in range(len(kind))}
     if is_type.is_list(kind) or is_type.is_large_list(kind):
         return [_with_maps(each, kind.value_type) for each in value]
     return value
+
+
+def _as_key(value: Any) -> Any:
+    """The key of a map in a form that a dictionary takes: structs as Spark ``Row``, arrays as tuples."""
+    if isinstance(value, dict):
+        from pyspark.sql import Row as SparkRow
+
+        return SparkRow(**{name: _as_key(each) for name, each in value.items()})
+    return tuple(map(_as_key, value)) if isinstance(value, list) else value
 
 
 # ---- comparison ------------------------------------------------------------------------------------------------------
@@ -265,7 +296,7 @@ def same_rows(actual: TestRows, expected: TestRows) -> bool:
     """Return whether both hold the same rows, each as often, in any order.
 
     Rows are dictionaries or Spark ``Row``; a DataFrame is run. Times and dates may be written as ISO text on one side.
-    Floating point numbers are equal within a billionth.
+    Floating point numbers are equal within a billionth of the larger one.
 
     >>> same_rows([{"n": 1}, {"n": 2}], [{"n": 2}, {"n": 1}])
     True
@@ -318,13 +349,21 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def _sortable(value: Any) -> tuple[Any, ...]:
+    """A key to sort values of a column by; values of different types are sorted by the names of their types."""
     if value is None:
         return (0,)
-    if isinstance(value, (bool, int, float)):
-        return (1, "", math.isnan(value), 0 if math.isnan(value) else value)
-    if isinstance(value, (str, datetime)):
-        return (1, type(value).__name__, False, value)
-    return (1, type(value).__name__, False, repr(value))
+    if isinstance(value, (bool, int, float, Decimal)):
+        is_nan = value.is_nan() if isinstance(value, Decimal) else math.isnan(value)
+        return (1, "", is_nan, 0 if is_nan else value)
+    return (1, type(value).__name__, False, _comparable(value))
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return [(_sortable(key), _sortable(each)) for key, each in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [_sortable(each) for each in value]
+    return value if isinstance(value, (str, bytes, date, timedelta)) else repr(value)
 
 
 def _difference(actual: list[Row], expected: list[Row]) -> str:

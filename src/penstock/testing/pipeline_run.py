@@ -58,7 +58,7 @@ class Outcome:
 
         Args:
             uid: of the sink; side outputs are sinks like any other.
-            columns: only these, in this order.
+            columns: only these, in this order; ``None`` in rows of another version of the pipeline that lack one.
 
         Raises:
             HarnessError: there is no such sink or column.
@@ -126,12 +126,12 @@ class Outcome:
 def _select_columns(rows: list[Row], columns: Sequence[str], uid: str) -> list[Row]:
     if not columns:
         return rows
-    for row in rows[:1]:
-        for name in columns:
-            if name not in row:
-                msg = f"Sink {uid!r}: {no_column(name, list(row))}"
-                raise HarnessError(msg)
-    return [{name: row[name] for name in columns} for row in rows]
+    known = list(dict.fromkeys(name for row in rows for name in row))
+    for name in columns:
+        if rows and name not in known:
+            msg = f"Sink {uid!r}: {no_column(name, known)}"
+            raise HarnessError(msg)
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class PipelineRun(Outcome):
         With two sources their barriers then arrive at different times, as in every job under load.
 
         Raises:
-            HarnessError: there is no such source.
+            HarnessError: there is no such source, or the job is dead.
         """
         self._stand_ins.source(uid)
         self._job.move(lambda running: running.hold(uid, is_held=True))
@@ -251,7 +251,7 @@ class PipelineRun(Outcome):
         """Let a held source continue.
 
         Raises:
-            HarnessError: there is no such source.
+            HarnessError: there is no such source, or the job is dead.
             PenstockError: the job failed because of what it read.
         """
         self._stand_ins.source(uid)
@@ -361,12 +361,13 @@ class PipelineRun(Outcome):
             rename: old uid to new uid of a step or source; rows sent to a source are read again under its new uid.
 
         Raises:
-            HarnessError: the job runs and no crash is armed, an armed crash has not happened, or the new pipeline has
-                another name.
+            HarnessError: the job runs and no crash is armed; or a crash is armed, and a restart waits for it already or
+                an argument was given; or the new pipeline has another name.
             PenstockError: the recovery failed.
         """
         if self._job.is_alive:
-            restart_later(self._job, is_new=pipeline is not None)
+            has_arguments = pipeline is not None or allow_non_restored_state or bool(rename)
+            restart_later(self._job, has_arguments=has_arguments)
             return
         names = check_rename(rename or {})
         if pipeline is not None:
@@ -424,17 +425,19 @@ def take_checkpoint(job: JobUnderTest, name: str | None, *, wait: bool) -> Check
         RequestRefused: the name is taken.
         HarnessError: the job is dead, or the checkpoint never completes.
     """
+    request = f"test-{next(_request_numbers)}"
+
+    def ask(_: SteppedAttempt) -> None:
+        job.answers.pop(request, None)  # of an attempt that died
+        at, wall = job.clock.now(), job.clock.wall()
+        event = CheckpointRequested(at=at, wall=wall, request=request, name=name, owner="test")
+        job.requests.submit(event, lambda reply: job.answers.__setitem__(request, reply))
+
     while True:
-        request, attempt = f"test-{next(_request_numbers)}", job.number
-
-        def ask(_: SteppedAttempt, request: str = request) -> None:
-            at, wall = job.clock.now(), job.clock.wall()
-            event = CheckpointRequested(at=at, wall=wall, request=request, name=name, owner="test")
-            job.requests.submit(event, lambda reply: job.answers.__setitem__(request, reply))
-
+        attempt = job.number
         job.move(ask)
         if job.number == attempt:
-            break  # otherwise the job died and restarted: the new attempt does not know the request
+            break  # otherwise the job died and restarted: the new attempt only knows the request if the log has it
     if not job.is_alive:
         return None
     answer = job.answers.get(request)
@@ -464,18 +467,23 @@ def stop_job(job: JobUnderTest) -> None:
     until_over(job, "stop()", ask)
 
 
-def restart_later(job: JobUnderTest, *, is_new: bool) -> None:
+def restart_later(job: JobUnderTest, *, has_arguments: bool) -> None:
     """Have the job restarted as soon as it dies at the armed crash.
 
     Raises:
-        HarnessError: no crash is armed, a restart was asked for already, or ``is_new``.
+        HarnessError: no crash is armed, a restart was asked for already, or ``has_arguments``.
     """
     if job.point is None:
         msg = "The job is running, and no crash is armed. Call crash(), stop() or end() first."
         raise HarnessError(msg)
-    if job.restarts_then or is_new:
-        why = "A new version begins when the job has died" if is_new else "The restart waits for the crash"
-        msg = f"{why}. {job.point.not_reached()}"
+    if has_arguments:
+        msg = (
+            "A restart that waits for a crash takes no arguments. Call restart() with them when the job has died. "
+            f"{job.point.not_reached()}"
+        )
+        raise HarnessError(msg)
+    if job.restarts_then:
+        msg = f"The restart waits for the crash. {job.point.not_reached()}"
         raise HarnessError(msg)
     job.restarts_then = True
 
