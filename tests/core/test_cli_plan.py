@@ -1,5 +1,6 @@
 """``penstock plan`` on logs made by hand: golden text and documents, exit codes, and that it changes nothing."""
 
+import importlib
 import json
 import os
 import re
@@ -27,11 +28,13 @@ from core.plan_kit import (
     tree,
     write_log,
 )
+from penstock.admin import plan
 from penstock.admin.plan_document import SCHEMA, read_plan, require_unchanged
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Manifest, Stopped
 from penstock.cli.run import RunCommand, as_planned
 from penstock.errors import PlanOutdated
+from penstock.graph.fingerprint import fingerprint
 from penstock.job.start import FROM_LATEST, StartOptions
 from penstock.settings import MODES
 
@@ -47,6 +50,23 @@ def orders(p):
     totals.write("again", ps.files.Sink("again"))
 """
 """Another step, another sink, and a source of files, beside what there was."""
+
+
+COUNTS_CALLS = """\
+import penstock as ps
+
+
+class Step:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, frame):
+        self.calls += 1
+        return frame
+
+
+STEP = Step()
+"""
 
 
 @pytest.fixture
@@ -229,6 +249,25 @@ def test_a_plan_is_refused_once_the_code_has_moved_and_names_the_steps(folder):
 
     assert said.code == 65
     assert "The plan is outdated. The code has moved: 'totals' was changed. Plan again." in said.err
+
+
+def test_what_the_analysis_leaves_in_a_step_is_no_change_of_the_code(folder, monkeypatch):
+    source = SHOP.replace("import penstock as ps\n", COUNTS_CALLS).replace(
+        '.with_watermark("', '.transform(STEP)\\\n        .with_watermark("'
+    )
+    name = module(folder, source)
+    real = plan._Asked.declare
+
+    def declare(asked, *, compares_schemas):
+        importlib.import_module(name).STEP.calls += 1  # as Spark's analysis would
+        return real(asked, compares_schemas=compares_schemas)
+
+    monkeypatch.setattr(plan._Asked, "declare", declare)
+
+    assert saved(folder, source) == 0
+    now = importlib.import_module(name)
+    now.STEP.calls -= 1
+    assert read_plan((folder / "plan.json").read_text(), "plan.json").code == fingerprint(now.orders.graph())
 
 
 def test_a_plan_is_refused_with_other_settings(folder):

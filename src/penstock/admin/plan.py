@@ -152,8 +152,8 @@ def make_plan(
         checkpoint=None if rewind_to is None else str(rewind_to),
         sha256=None if bring is None else bring.export.sha256,
     )
+    pipeline = pipeline_info(graph, settings)  # before the analysis, whose calls may change what functions hold
     declared, refused = asked.declare(compares_schemas=compares_schemas)
-    pipeline = pipeline_info(graph, settings)
     decision = StartDecision(history=history, start=start, bring=bring, resolver=declared.resolver)
     target = start_target(decision, pipeline.steps)
     positions = target.positions()
