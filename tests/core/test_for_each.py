@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 import penstock as ps
-from penstock.connectors.for_each import ForEachSink
-from penstock.errors import GraphError
+from penstock.connectors.for_each import BatchWriter, ForEachCommitter, ForEachSink, When
+from penstock.errors import GraphError, UserFunctionError
+from penstock.filesystem.local import LocalFileSystem
 from penstock.graph.nodes import Write
 from penstock.graph.validate import validate
-from penstock.handles import Guarantee
+from penstock.handles import CheckpointId, Committable, FileRef, Guarantee
+from penstock.interfaces.sink import CommitContext
 
 
 def numbers() -> ps.Stream:
@@ -44,6 +49,22 @@ async def later(frame: object, epoch: int) -> None:
     """Would be made and never run."""
 
 
+def stepwise(frame: object, epoch: int) -> Iterator[int]:
+    yield epoch
+
+
+async def stepwise_later(frame: object, epoch: int) -> AsyncIterator[int]:
+    yield epoch
+
+
+class LaterSaver:
+    async def __call__(self, frame: object, epoch: int) -> None:
+        """Would be made and never run."""
+
+    def save(self, frame: object, epoch: int) -> Iterator[int]:
+        yield epoch
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [
@@ -57,6 +78,12 @@ async def later(frame: object, epoch: int) -> None:
         ),
         ("save", "cannot take 'save'. Give it a function of the rows"),
         (later, "later is async, and for_each_batch"),
+        (LaterSaver(), "LaterSaver is async, and for_each_batch"),
+        (functools.partial(LaterSaver()), "LaterSaver is async, and for_each_batch"),
+        (stepwise_later, "stepwise_later is async, and for_each_batch"),
+        (stepwise, "stepwise has a yield, so that a call of it runs nothing. Write it without one"),
+        (LaterSaver().save, "LaterSaver.save has a yield"),
+        (functools.partial(LaterSaver().save), "LaterSaver.save has a yield"),
     ],
 )
 def test_others_are_refused_with_the_line_of_the_user(function: Any, told: str) -> None:
@@ -65,6 +92,39 @@ def test_others_are_refused_with_the_line_of_the_user(function: Any, told: str) 
 
     assert str(error.value).startswith("step 'out' at ")
     assert "test_for_each.py:" in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'later' was never awaited")
+@pytest.mark.parametrize("function", [later, stepwise, stepwise_later])
+@pytest.mark.parametrize("when", ["commit", "batch"])
+def test_a_result_of_which_nothing_has_run_fails_and_the_rows_stay(
+    function: Any, when: When, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = ForEachSink(function, when)  # as a decorator may hide what it is
+    kind = f"returned an? (coroutine|generator|async_generator), of which nothing has run.*{function.__name__}"
+    if when == "batch":
+        frame = SimpleNamespace(persist=lambda: frame, count=lambda: 1, unpersist=lambda: None)
+        batch = SimpleNamespace(frame=frame, sequence=7, settle=lambda: None)
+        monkeypatch.setattr("penstock.connectors.for_each.unpersist", lambda frame: None)
+        with pytest.raises(UserFunctionError, match=f"^step 'out': .* in batch 7, {kind}"):
+            BatchWriter(sink.function, cast("Any", SimpleNamespace(uid="out"))).write(cast("Any", batch))
+        return
+    filesystem = LocalFileSystem(tmp_path)
+    filesystem.create("staged/rows", b"rows")
+    monkeypatch.setattr("penstock.connectors.for_each.staged_frame", lambda *_: None)
+    item = Committable(
+        uid="out",
+        kind="for-each/1",
+        checkpoint=CheckpointId(2),
+        target=sink.describe(),
+        files=(FileRef(path="staged/rows", length=4, sha256=""),),
+    )
+    context = CommitContext(filesystem=filesystem, job="demo", spark=cast("Any", object()), sinks={"out": sink})
+
+    with pytest.raises(UserFunctionError, match=f"^step 'out': .* in epoch 2, {kind}"):
+        ForEachCommitter(context).commit(item)
+
+    assert filesystem.read("staged/rows") == b"rows"
 
 
 def test_when_is_one_of_two() -> None:

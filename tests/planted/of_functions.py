@@ -52,7 +52,7 @@ def _(put):
 @bug("S8-epoch", "a function that is called again gets another epoch", core=TEST)
 def _(put):
     real, numbers = for_each._call, count(1)
-    put(for_each, "_call", lambda function, frame, epoch, uid: real(function, frame, next(numbers), uid))
+    put(for_each, "_call", lambda function, frame, epoch, *more: real(function, frame, next(numbers), *more))
 
 
 @bug("S8-marked", "an epoch counts as called before the function has returned", core=TEST)

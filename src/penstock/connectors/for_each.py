@@ -6,14 +6,15 @@ exactly once (rule S8). A batch has neither: after a crash other batches come.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from penstock.connectors.committers import COMMITTERS, explain_user_errors
 from penstock.connectors.staging import NoOutput, StagedWriter, check_staged, staged_frame
-from penstock.errors import CommitterMissing, GraphError
+from penstock.errors import CommitterMissing, GraphError, UserFunctionError
 from penstock.handles import CommitOutcome, Guarantee, output_names
 from penstock.spark.blocks import unpersist
 
@@ -28,20 +29,20 @@ if TYPE_CHECKING:
 KIND: Final = "for-each/1"
 """Kind of the committables."""
 BatchFunction: TypeAlias = "Callable[[DataFrame, int], object]"
-"""Gets rows and the epoch; what it returns is ignored."""
+"""Gets rows and the epoch, or the number of the batch; what it returns is ignored."""
 When: TypeAlias = Literal["commit", "batch"]
 """When a function is called: once its rows are in a checkpoint, or with each batch as it comes."""
 _VOIDED: Final = ".voided"
 """Ending of the name to which the first file of a voided epoch is renamed."""
 _CALLED: Final = ".called"
-"""Ending of the name under which the first file of an epoch is looked for after the call; it is deleted at once."""
+"""Ending of a name that no file has: ``final`` gives it for the first file, which is deleted after the call."""
 
 
 # ---- the function ----------------------------------------------------------------------------------------------------
 
 
 def check_batch_function(function: object) -> None:
-    """Refuse what cannot be called with rows and an epoch.
+    """Refuse what cannot be called with rows and an epoch, or of which a call runs nothing.
 
     Raises:
         GraphError: with the signature and the remedy.
@@ -49,9 +50,16 @@ def check_batch_function(function: object) -> None:
     if not callable(function):
         msg = f"for_each_batch() cannot take {function!r}. Give it a function of the rows and the epoch."
         raise GraphError(msg)
-    if inspect.iscoroutinefunction(function):
-        msg = f"{_name(function)} is async, and for_each_batch() does not await it. Call asyncio.run(…) within it."
-        raise GraphError(msg)
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    for body in (inner, type(inner).__call__):
+        if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+            msg = f"{_name(inner)} is async, and for_each_batch() does not await it. Call asyncio.run(…) within it."
+            raise GraphError(msg)
+        if inspect.isgeneratorfunction(body):
+            msg = f"{_name(inner)} has a yield, so that a call of it runs nothing. Write it without one."
+            raise GraphError(msg)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some built-in functions have none
@@ -70,10 +78,22 @@ def _name(function: object) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-def _call(function: BatchFunction, frame: DataFrame, epoch: int, uid: str) -> None:
-    """Call a user's function; raises as ``explain_user_errors`` does."""
-    with explain_user_errors(f"{_name(function)} of for_each_batch, in epoch {epoch},", uid=uid):
-        function(frame, epoch)
+def _call(function: BatchFunction, frame: DataFrame, number: int, when: When, uid: str) -> None:
+    """Call a user's function with the number of the epoch or batch; raises as ``explain_user_errors`` does.
+
+    Raises:
+        UserFunctionError: what it returned is a coroutine or generator, which nothing would run.
+    """
+    what = f"{_name(function)} of for_each_batch, in {'epoch' if when == 'commit' else 'batch'} {number},"
+    with explain_user_errors(what, uid=uid):
+        result = function(frame, number)
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        name = getattr(result, "__name__", repr(result))
+        msg = (
+            f"{what} returned a {type(result).__name__}, of which nothing has run: {name}. Write the rows before it "
+            "returns: call asyncio.run(…) within it, or use no yield."
+        )
+        raise UserFunctionError(msg, uid=uid)
 
 
 # ---- the sink --------------------------------------------------------------------------------------------------------
@@ -133,13 +153,13 @@ class BatchWriter:
         self._uid = context.uid
 
     def write(self, batch: Batch) -> int:
-        """Call the function with the batch, kept for as many jobs as it runs; not for a batch without rows."""
+        """Persist the batch and call the function with it, unless it has no rows."""
         frame = cast("DataFrame", batch.frame).persist()
         try:
             rows = frame.count()  # over all rows, whatever the function reads: the batch's metrics are complete
             batch.settle()
             if rows:
-                _call(self._function, frame, batch.sequence, self._uid)
+                _call(self._function, frame, batch.sequence, "batch", self._uid)
         finally:
             unpersist(frame)
         return rows
@@ -182,7 +202,7 @@ class ForEachCommitter:
         Raises:
             CommitterMissing: the pipeline has no such function any more, or there is no pipeline.
             CommitFailed: the function raised an ``OSError`` that may pass; the call is repeated.
-            UserFunctionError: the function raised something else.
+            UserFunctionError: the function raised something else, or returned a coroutine or generator.
         """
         first = item.files[0].path
         if not self._is_there(first):
@@ -192,7 +212,7 @@ class ForEachCommitter:
         assert context.spark is not None  # there is a pipeline, so there is a session
         with context.jobs(item.uid):
             frame = staged_frame(item, self._filesystem, context.spark)
-            _call(function, frame, item.checkpoint, item.uid)
+            _call(function, frame, item.checkpoint, "commit", item.uid)
         context.failpoint("sink.for_each.called")
         self._filesystem.delete(first)
         return CommitOutcome.DONE
@@ -207,7 +227,7 @@ class ForEachCommitter:
         return CommitOutcome.ALREADY_DONE
 
     def final(self, item: Committable, path: str) -> str | None:
-        """A path at which nothing is: where rows go only the function knows."""
+        """A path at which no file is, for the first file: only the function knows where rows go."""
         return path + _CALLED if path == item.files[0].path else None
 
     def has_evidence(self, item: Committable) -> bool:  # noqa: ARG002 - the same for each
