@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import pytest
 
+import penstock as ps
 from penstock.admin.doctor import (
     DEGRADES,
     MIB,
     Written,
+    input_folder,
     kind_finding,
+    look_at_storage,
     missing_settings,
+    output_folder,
     skew_of,
     space_of,
     try_spark,
+    try_writing,
     written_of,
 )
 from penstock.admin.doctor_checks import (
@@ -41,6 +47,8 @@ from penstock.admin.doctor_checks import (
     warn,
     worst,
 )
+from penstock.clock import SystemClock
+from penstock.filesystem.local import LocalFileSystem
 from penstock.spark.session import CONTEXT_SETTINGS
 
 ASKED = requirements(["pyspark<5,>=4.1", "rich>=13.7", "confluent-kafka<3,>=2.12; extra == 'kafka'"])
@@ -238,6 +246,52 @@ def test_slow_writes_little_room_and_skewed_clocks_are_told():
     assert "9.0 s ahead of" in skew_of(9).found
 
 
+def test_a_folder_that_this_user_may_not_look_into_is_no_crash(tmp_path, monkeypatch):
+    real = os.stat
+
+    def stat(path, **options):
+        if str(path).startswith(f"{tmp_path}/locked/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **options)
+
+    def refuse(**options):
+        raise PermissionError(13, "Permission denied", options["dir"])
+
+    (tmp_path / "locked").mkdir()
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(LocalFileSystem, "probe", lambda filesystem: refuse(dir=str(filesystem)))
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    closed = str(tmp_path / "locked" / "folder")
+
+    *_, state = look_at_storage(closed, SystemClock())
+    output = output_folder("sink out", ps.files.Sink(closed, format="text"))
+    source = input_folder("source in", ps.files.Source(closed, format="text"))
+
+    assert [(finding.name, finding.status.value) for finding in (state, output, source)] == [
+        ("durable writes", "FAIL"),
+        ("sink out", "FAIL"),
+        ("source in", "FAIL"),
+    ]
+    assert output.found.endswith(f"cannot write in {tmp_path}/locked: Permission denied")
+
+
+def test_two_that_try_one_folder_at_once_do_not_disturb_each_other(tmp_path):
+    """As in two containers, where both may be process 1."""
+
+    class Tries(SystemClock):
+        tries = 0
+
+        def now(self):
+            self.tries += 1
+            if self.tries == 4:
+                try_writing(tmp_path, SystemClock())
+            return super().now()
+
+    try_writing(tmp_path, Tries())
+
+    assert list(tmp_path.iterdir()) == []
+
+
 # -------------------------------------------------------------------------------------------------------------- Spark
 
 
@@ -282,6 +336,9 @@ def test_a_trial_of_spark_ends_in_one_line_however_it_ends():
     assert lacking.status is Status.WARN
     assert "no class org.apache.spark.X" in lacking.found
 
+    logged = try_spark(lambda: (0, f'{told}\n{{"level": "INFO", "version": 3}}\n{{not JSON\n["a", 1]\n', "noise"))
+    assert logged == fine
+
     mismatch = "Traceback\n  File\npyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.9 and 3.11"
     failed = try_spark(lambda: (1, "", mismatch))
     assert failed.status is Status.FAIL
@@ -291,6 +348,9 @@ def test_a_trial_of_spark_ends_in_one_line_however_it_ends():
     died = 'Exception in thread "main" org.apache.spark.SparkException: no such master\n  at x\nSomeError: JVM gone'
     assert try_spark(lambda: (1, "", died)).found == "no session: org.apache.spark.SparkException: no such master"
 
+    other = try_spark(lambda: (0, '{"level": "INFO"}\n', ""))
+    assert (other.status, other.found) == (Status.FAIL, "no session: its process ended with 0")
+
     silent = try_spark(lambda: (-9, "", ""))
     assert silent.found == "no session: its process ended with -9"
 
@@ -298,3 +358,13 @@ def test_a_trial_of_spark_ends_in_one_line_however_it_ends():
         raise subprocess.TimeoutExpired(cmd="python", timeout=120)
 
     assert "no session within 120 s" in try_spark(hangs).found
+
+
+def test_what_the_jvm_writes_need_not_be_utf_8(tmp_path, monkeypatch):
+    (tmp_path / "noisy.py").write_text(
+        "import os\nos.write(1, b'caf\\xe9\\n')\nos.write(2, b'SomeError: caf\\xe9\\n')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("penstock.admin.doctor.TRIAL", "noisy")
+
+    assert try_spark().found == "no session: SomeError: caf\ufffd"

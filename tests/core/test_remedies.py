@@ -86,6 +86,31 @@ def test_a_folder_that_only_others_may_write_to_is_refused(tmp_path: Path, monke
         log_jvm_to_file("orders", str(tmp_path))
 
 
+def test_a_folder_that_this_user_may_not_look_into_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))  # as until Python 3.13
+
+    monkeypatch.setattr(Path, "exists", closed)
+
+    with pytest.raises(StateDirectoryRefused) as told:
+        log_jvm_to_file("orders", "/root/state")
+
+    assert str(told.value).startswith("Folder /root/state of --state cannot be written in: Permission denied. Make it")
+
+
+def test_a_log_file_that_only_others_may_write_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "orders.engine.log").write_text("")
+    monkeypatch.setattr(jvm.os, "access", lambda path, mode: Path(path) == tmp_path)
+
+    with pytest.raises(StateDirectoryRefused) as told:
+        log_jvm_to_file("orders", str(tmp_path))
+
+    assert str(told.value) == (
+        f"File {tmp_path}/orders.engine.log cannot be written: Permission denied. Delete it, make it writable for this "
+        "user, or give --state another folder."
+    )
+
+
 def test_a_full_disk_is_not_the_fault_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -259,7 +260,7 @@ def output_folder(name: str, sink: FilesSink) -> Finding:
     folder = nearest_folder(target)
     made = "" if folder == target.resolve() else ", will be made"
     try:
-        if made and (folder / target.resolve().relative_to(folder).parts[0]).exists():
+        if made and os.path.exists(folder / target.resolve().relative_to(folder).parts[0]):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         with tempfile.NamedTemporaryFile(prefix=".penstock-doctor-", dir=folder):
             pass
@@ -317,7 +318,7 @@ def try_spark(run: Callable[[], tuple[int, str, str]] | None = None) -> Finding:
     except subprocess.TimeoutExpired:
         fix = "look at what the JVM does (jps, jstack), at the name of this host, and at SPARK_SUBMIT_OPTS"
         return fail("spark", f"no session within {SPARK_TIMEOUT:g} s", fix)
-    result = _last_json(out)
+    result = _trial_result(out)
     if code != 0 or result is None:
         return fail("spark", "no session: " + (_reason(err) or f"its process ended with {code}"), _remedy(err))
     found = f"Spark {result['version']}: a classic session and a job with Python workers in {result['seconds']:.1f} s"
@@ -335,17 +336,20 @@ def _run_trial() -> tuple[int, str, str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        errors="replace",
         timeout=SPARK_TIMEOUT,
         check=False,
     )
     return process.returncode, process.stdout, process.stderr
 
 
-def _last_json(out: str) -> dict[str, Any] | None:
-    for line in reversed(out.strip().splitlines()):
-        if line.startswith("{"):
-            found: dict[str, Any] = json.loads(line)
-            return found
+def _trial_result(out: str) -> dict[str, Any] | None:
+    """The last line that is the result of the trial; a logger may have written lines of JSON after it."""
+    for line in reversed(out.splitlines()):
+        with suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict) and found.keys() >= {"version", "cores", "seconds"}:
+                return found
     return None
 
 
@@ -414,7 +418,7 @@ def look_at_storage(state: str, clock: Clock) -> Iterator[Finding]:
     if root is None:
         yield fail(STATE_FOLDER, state, "no file system here knows that address: name a folder of this machine")
         return
-    if root.exists() and not root.is_dir():
+    if os.path.exists(root) and not os.path.isdir(root):  # Path.exists() may raise
         yield fail(STATE_FOLDER, f"{root.resolve()} is a file", "name a folder with --state, or take the file away")
         return
     folder = nearest_folder(root)
@@ -431,9 +435,9 @@ def look_at_storage(state: str, clock: Clock) -> Iterator[Finding]:
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return the folder itself, or the nearest parent that exists."""
+    """Return the folder itself, or the nearest parent that exists and that this user can see."""
     path = path.resolve()
-    while not path.is_dir() and path != path.parent:
+    while not os.path.isdir(path) and path != path.parent:  # Path.is_dir() raises for a folder closed to this user
         path = path.parent
     return path
 
@@ -442,10 +446,11 @@ def try_writing(folder: Path, clock: Clock) -> Written:
     """Do what the log does: create, list, rename, read, delete. Everything is deleted again.
 
     Raises:
+        OSError: no folder can be made there.
         PenstockError: an operation failed.
         StateDirectoryRefused: an operation did not do what it should.
     """
-    trial = folder / f".penstock-doctor-{os.getpid()}"
+    trial = Path(tempfile.mkdtemp(prefix=".penstock-doctor-", dir=folder))
     files = LocalFileSystem(trial)
     durations = []
     try:

@@ -44,7 +44,7 @@ def doctor(  # noqa: PLR0913 - the options of the command
     as_json: AsJson = False,
     output: CommandOutput,
 ) -> int:
-    """Examine the machine and print each finding; 1 if something fails."""
+    """Examine the machine and print each finding. The exit code is 1 if a check fails."""
     configuration, project = options.use(), find_project()
     loaded = None if pipeline is None else _load_pipeline(pipeline)
     looked_at = DoctorOptions(

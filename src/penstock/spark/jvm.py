@@ -114,9 +114,9 @@ def _why_no_jvm() -> str:
 
 
 def remember_classes(spark: SparkSession) -> None:
-    """Keep classes that PySpark asks the JVM for several times with each frame where PySpark looks first.
+    """Store classes that PySpark asks the JVM for with each frame, as attributes of its view of the JVM.
 
-    Each time costs two calls, and for a class known by its last name a search of every jar: up to 2 ms.
+    Otherwise each use costs two calls, and for a class without its package a search of every jar: up to 2 ms.
     """
     jvm: Any = cast("Any", spark)._jvm  # noqa: SLF001 - there is no public way
     for name, (whole, members) in _ASKED_FOR.items():
@@ -136,11 +136,11 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def log_jvm_to_file(job: str, state: str, *, option: str = "--state") -> Path:
-    """Make the next JVM write its log into a file next to the state and return its path; so our errors come first.
+    """Make the next JVM write its log into a file, and return its path. So the terminal shows penstock's errors.
 
     Args:
         job: whose log it is.
-        state: the folder; made if absent.
+        state: the folder of the file; made if absent. An address with ``://`` stands for the temporary folder.
         option: the command line's option that names the folder, or one below it.
 
     Raises:
@@ -163,20 +163,26 @@ def engine_log(job: str, state: str, *, option: str = "--state") -> Path:
     """The file that a job's JVM logs to, after a check that it can be written; makes nothing.
 
     Raises:
-        StateDirectoryRefused: the folder cannot be made, or nothing can be written there.
+        StateDirectoryRefused: the folder cannot be made, or the file cannot be written.
     """
     folder = Path(tempfile.gettempdir()) if "://" in state else Path(state)
     path = folder / f"{job}.engine.log"
-    nearest = next(place for place in (path, folder, *folder.parents) if place.exists())
     try:
+        nearest = next(place for place in (path, folder, *folder.parents) if place.exists())
         if nearest == folder and not folder.is_dir():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         if nearest != path and not nearest.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(nearest, os.W_OK):
+        if nearest != path and not os.access(nearest, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise _no_folder(folder, option, error) from error
+    if nearest == path and not os.access(path, os.W_OK):
+        msg = (
+            f"File {path} cannot be written: {os.strerror(errno.EACCES)}. Delete it, make it writable for this user, "
+            f"or give {option} another folder."
+        )
+        raise StateDirectoryRefused(msg)
     return path
 
 
@@ -239,7 +245,7 @@ def _jvm_process() -> subprocess.Popen[bytes] | None:
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """Whether the connection to the JVM broke; not one of a sink or of standard output, which did not pass py4j."""
+    """Whether the connection to the JVM broke. A ``ConnectionError`` counts only if py4j raised it or passed it on."""
     return type(error).__name__ == "Py4JNetworkError" or (isinstance(error, ConnectionError) and _passed_py4j(error))
 
 
