@@ -76,7 +76,7 @@ COPY: Final = "copy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowRun:
-    """One run of one code, which has ended.
+    """A finished run of the old or the new code.
 
     Attributes:
         side: ``old`` or ``new``.

@@ -83,7 +83,7 @@ class Coordinator:
         self._settings = settings
         self._newest_events: deque[str] = deque(maxlen=MAX_EVENTS_SHOWN)
         self._has_begun = False
-        self._has_lost_task = False  # then no checkpoint can complete
+        self._has_lost_task = False  # then no further checkpoint begins
         self._is_over = False  # the run has ended or failed
         self._writing: PendingCheckpoint | None = None  # its manifest is on its way to the log
         self._stopping = StopProgress()

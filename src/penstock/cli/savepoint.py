@@ -167,7 +167,7 @@ def export(
 
     Raises:
         UnknownName: there is no such job or checkpoint; the message names the nearest.
-        PenstockError: the checkpoint could not be exported; the folder holds no export.
+        PenstockError: the checkpoint could not be exported. Then the folder holds no export.
     """
     seconds = seconds_of(wait, "--wait") or 0.0
     with counting_bytes(output, "copying") as progress:

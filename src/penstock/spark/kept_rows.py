@@ -63,7 +63,7 @@ MANY_GROUPS: Final = {
 def missing_class(spark: SparkSession) -> str | None:
     """The name of a class that kept plans need and this Spark lacks; ``None`` if it has all.
 
-    Then each batch is planned for itself, as any query is: slower, with the same results.
+    Without that class each batch is planned for itself, as any query is: slower, with the same results.
     """
     jvm: Any = spark._jvm  # noqa: SLF001 - there is no public way
     loader = getattr(jvm, "java.lang.Thread").currentThread().getContextClassLoader()
@@ -129,7 +129,7 @@ class SparkClasses:
         return self.literal(data, self.longs)
 
     def constant_array(self, values: Sequence[int]) -> JavaObject:
-        """The same, as Spark's optimiser makes it of constants: equal to that one, so that it can be replaced."""
+        """A literal equal to the one that Spark's optimiser makes of constants, so that it finds that one in a plan."""
         gateway: Any = self.spark.sparkContext._gateway  # noqa: SLF001
         array = gateway.new_array(gateway.jvm.long, len(values))
         for place, value in enumerate(values):

@@ -20,7 +20,8 @@ class EmitStrategy:
     Attributes:
         updates: changes are sent, as rows with ``_change``; else whole results.
         early: whole results are sent before a window's end too, and say in ``_timing`` when they were sent.
-        every: microseconds of processing time; changes are sent at its multiples. ``None``: with each batch.
+        every: microseconds of processing time; changes or early results are sent at its multiples. ``None``: with
+            each batch.
     """
 
     updates: bool = False
@@ -82,7 +83,10 @@ class EmitTimer:
         self._last: int | None = None
 
     def is_due(self, now: int) -> bool:
-        """Whether a multiple of the interval has passed since the last call; never at the first call."""
+        """Whether a multiple of the interval has passed since the last call; always true without an interval.
+
+        The first call with an interval returns false.
+        """
         if self._every is None:
             return True
         multiple = floor(now, self._every, 0)
@@ -91,7 +95,7 @@ class EmitTimer:
 
 
 def closed_until(watermark: int, lateness: int) -> int:
-    """The bound at or before which windows are closed. The least and greatest watermark stay as they are.
+    """The time at or before which the ends of closed windows lie. The least and greatest watermark stay as they are.
 
     >>> closed_until(100, 10)
     90
