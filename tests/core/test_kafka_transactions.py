@@ -9,14 +9,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.types import StructType
 
 import penstock as ps
 from kafka_broker import MemoryBroker
 from penstock.admin.verify import OutputLocation, locate_output
+from penstock.connectors.epochs import StagedBatch
 from penstock.connectors.kafka import transactions
 from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.features import parse_transaction_version, transaction_version
 from penstock.connectors.kafka.identity import Identity, Marker
+from penstock.connectors.kafka.sink import TransactionWriter
 from penstock.connectors.kafka.transactions import (
     ClientFailure,
     KafkaCommitter,
@@ -39,8 +42,8 @@ from penstock.errors import (
 )
 from penstock.filesystem.local import LocalFileSystem
 from penstock.graph.validate import validate
-from penstock.handles import CheckpointId, CommitOutcome, Committable, FileRef
-from penstock.interfaces.sink import CommitContext, HasIdentity
+from penstock.handles import CheckpointId, CommitOutcome, Committable, FileRef, Generation
+from penstock.interfaces.sink import CommitContext, HasIdentity, SinkContext
 from penstock.testing.clock import ManualClock
 
 LOG = "0123456789abcdef"
@@ -371,9 +374,133 @@ def test_a_marker_is_written_again_before_it_expires(broker):
     assert renew(publisher, lambda: None)
     assert broker.markers == {"shop-0": Marker(LOG, 5)}
     clock.advance("10 minutes")
-    broker.fails(Step.COMMIT, "_TRANSPORT")
+    broker.fails(Step.COMMIT, "_TRANSPORT", times=2)
     assert not renew(publisher, lambda: None)
     assert renew(publisher, lambda: None), "it is tried again, from the fence on"
+
+
+class Run:
+    """A run of a sink, with a clock that the test moves."""
+
+    def __init__(self, broker: MemoryBroker, filesystem: LocalFileSystem, **more):
+        self.broker, self.filesystem = broker, filesystem
+        self.clock = ManualClock("2026-01-01T00:00:00Z")
+        self.publishers = replace(broker.publishers(), clock=self.clock)
+        columns = ps.kafka.Sink(servers="k:9092", topic="counts", transactional_id_prefix="shop").columns
+        context = SinkContext(
+            uid="out",
+            spark=None,
+            schema=StructType().add("value", "binary"),
+            log_id=LOG,
+            job="shop",
+            generation=Generation(1),
+            filesystem=filesystem,
+            staging="staged/out/1",
+            cores=1,
+            next_checkpoint=CheckpointId(5),
+            **more,
+        )
+        self.writer = TransactionWriter(columns, context, [IDENTITY], self.publishers)
+
+    def prepare(self, checkpoint: int, *rows: bytes):
+        """What is materialised for a checkpoint with these rows, next to what earlier ones have left."""
+        if rows:
+            (file,) = staged(self.filesystem, checkpoint, *rows).files
+            self.writer._epochs.add(StagedBatch(file.path.rpartition("/")[0], len(rows)))
+        return self.writer.prepare(CheckpointId(checkpoint))
+
+    def commit(self, *items: Committable) -> None:
+        for item in items:
+            committer(self.filesystem, self.publishers).commit(item)
+
+    def idles(self, duration: str, code: str | None = "INVALID_PRODUCER_ID_MAPPING") -> None:
+        """The broker forgets the marker, and the transactional id too unless another error is given."""
+        self.clock.advance(duration)
+        self.broker.markers.clear()
+        if code is not None:
+            self.broker.fails(Step.MARK, code)
+
+
+def test_a_marker_that_expired_while_the_machine_was_suspended_is_made_anew(broker, filesystem):
+    run = Run(broker, filesystem)
+    run.idles("0 seconds")
+    run.clock._began += 9 * 24 * 3600 * 1_000_000  # the monotonic clock stands still meanwhile
+    run.commit(*run.prepare(5, b"a").materialise())
+    assert (values(broker), broker.markers["shop-0"]) == ([b"a"], Marker(LOG, 6))
+
+
+@pytest.mark.parametrize("code", ["INVALID_PRODUCER_ID_MAPPING", "_FENCED", None])
+def test_a_run_whose_marker_expired_while_it_had_no_output_goes_on(broker, filesystem, code):
+    run = Run(broker, filesystem)
+    run.commit(*run.prepare(5, b"a").materialise())
+    run.idles("9 days", code)
+    (item,) = run.prepare(6, b"b").materialise()
+    assert broker.markers == {"shop-0": Marker(LOG, 6)}, "it is there before the manifest (rule S5)"
+    committer(filesystem, broker.publishers()).check_committable(item)
+    run.commit(item)
+    run.commit(item)
+    assert (values(broker), broker.markers["shop-0"]) == ([b"a", b"b"], Marker(LOG, 7))
+
+
+def test_a_marker_is_not_made_anew_while_output_is_open(broker, filesystem):
+    run = Run(broker, filesystem)
+    items = run.prepare(5, b"a").materialise()
+    broker.fails(Step.COMMIT, "_TRANSPORT", applied=True)
+    with pytest.raises(CommitFailed):
+        run.commit(*items)
+    run.idles("9 days", None)
+    run.prepare(6).materialise()
+    assert broker.markers == {}
+    with pytest.raises(SinkIdentityConflict, match="cannot be told"):
+        run.commit(*items)
+    assert values(broker) == [b"a"]
+
+
+def test_a_superseded_driver_does_not_make_a_marker_anew(broker, filesystem):
+    def fenced() -> None:
+        msg = "Another process owns the log."
+        raise GenerationFenced(msg)
+
+    run = Run(broker, filesystem, check_owner=fenced)
+    run.idles("9 days")
+    with pytest.raises(GenerationFenced):
+        run.prepare(5, b"a").materialise()
+    assert broker.markers == {}
+
+
+def test_a_run_whose_marker_another_log_has_written_opens_no_output(broker, filesystem):
+    run = Run(broker, filesystem)
+    run.idles("9 days", "_FENCED")
+    broker.markers["shop-0"] = other = Marker("fedcba9876543210", 3)
+    with pytest.raises(SinkIdentityConflict, match="written by another log"):
+        run.prepare(5, b"a").materialise()
+    assert broker.markers == {"shop-0": other}
+
+
+def test_no_output_is_opened_while_the_marker_may_be_lost(broker, filesystem, caplog):
+    run = Run(broker, filesystem)
+    run.clock.advance("61 minutes")
+    broker.fails(Step.MARK, "_TRANSPORT", times=99)
+    with pytest.raises(SinkUnavailable, match="transactional id 'shop-0' could not be written for over an hour"):
+        run.prepare(5, b"a").materialise()
+    assert "said so" in caplog.text, "the warning has the reason"
+    assert run.writer.prepare(CheckpointId(6)).epoch, "the rows are in the next checkpoint"
+    assert run.prepare(7).materialise() == (), "one without output needs no marker"
+    broker.failures.clear()
+    run.commit(*run.prepare(8, b"b").materialise())
+    assert values(broker) == [b"b"]
+
+
+def test_a_cluster_that_is_away_for_some_minutes_or_while_output_is_open_fails_no_checkpoint(broker, filesystem):
+    run = Run(broker, filesystem)
+    run.clock.advance("59 minutes")
+    broker.fails(Step.MARK, "_TRANSPORT", times=99)
+    items = [*run.prepare(5, b"a").materialise()]
+    run.clock.advance("2 hours")
+    items += run.prepare(6, b"b").materialise()
+    broker.failures.clear()
+    run.commit(*items)
+    assert values(broker) == [b"a", b"b"]
 
 
 def test_a_cluster_that_is_away_when_a_run_begins_is_waited_for(broker):

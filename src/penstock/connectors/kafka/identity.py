@@ -1,4 +1,4 @@
-"""Under which name output is published to Kafka, and what its marker says of an epoch. Decisions only."""
+"""The name under which output is published to Kafka, and what its marker says of an epoch. Decisions only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OnLostMarker: TypeAlias = Literal["fail", "publish", "discard"] | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Under which name an output is published, and how to get there. A committable has it as JSON, without secrets.
+    """The name under which output is published, and how to reach its cluster. A committable has it, without secrets.
 
     Attributes:
         connection: to the cluster.
@@ -129,7 +129,7 @@ class Verdict(Enum):
     FOREIGN = "foreign"
     """The marker is another job's, or that of a lost state directory (rule S4)."""
     UNKNOWN = "unknown"
-    """There is no marker (rule S5): it expired, or was deleted. Or the one that a decision made says nothing."""
+    """There is no marker (rule S5): it expired, or was deleted. Or a ``doubtful`` one, which says nothing of it."""
 
 
 def judge(marker: Marker | None, *, log_id: str, checkpoint: int) -> Verdict:
@@ -150,7 +150,8 @@ def judge(marker: Marker | None, *, log_id: str, checkpoint: int) -> Verdict:
 def fits_run(marker: Marker | None, *, log_id: str, next_checkpoint: int | None) -> bool:
     """Whether a run of a log, of which nothing is open, may go on beside this marker.
 
-    One above the run's first checkpoint is of a younger copy of the log: its numbers would be taken for done.
+    A marker above the run's first checkpoint is of a younger copy of the log: this run's output would be taken for
+    published.
     """
     if marker is None:
         return True

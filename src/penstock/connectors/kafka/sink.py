@@ -25,8 +25,10 @@ from penstock.connectors.kafka.records import RecordFormat, RecordParts
 from penstock.connectors.kafka.transactions import (
     KIND,
     PUBLISHERS,
+    SURE_FOR,
     Publisher,
     Publishers,
+    not_renewed,
     refuse_another_log,
     refuse_old_transactions,
     renew,
@@ -162,10 +164,30 @@ class TransactionWriter(StagedWriter):
 
     def materialise(self, checkpoint: CheckpointId, epoch: Sequence[EpochPart]) -> Sequence[Committable]:
         """Make the epoch durable. Write markers again that are old, also for an epoch without rows."""
-        renewed = [renew(publisher, self.context.check_owner) for publisher in self._held]
-        if not all(renewed):
-            log.warning("sink %s: the marker could not be written again; it is tried at each checkpoint", self._uid)
+        if not epoch:
+            self._renew()
         return super().materialise(checkpoint, epoch)
+
+    def committables(self, checkpoint: CheckpointId, epoch: Sequence[EpochPart]) -> Sequence[Committable]:
+        """A committable for each shard, of which a marker tells (rule S5).
+
+        Raises:
+            SinkUnavailable: a marker may be lost, and nothing is open yet that needs it.
+            SinkIdentityConflict: another log has written a marker.
+        """
+        for publisher in self._renew():
+            if not publisher.may_be_open and publisher.is_older(SURE_FOR):
+                raise not_renewed(publisher.identity, self._uid)
+        held = self._held
+        items = super().committables(checkpoint, epoch)
+        if held:  # else the writer is closed
+            for item in items:
+                held[item.shard].handed_over = checkpoint
+        return items
+
+    def _renew(self) -> list[Publisher]:
+        """Write old markers again; returns the publishers of those that could not be written."""
+        return [each for each in self._held if not renew(each, self.context.check_owner, self._uid)]
 
     @property
     def _uid(self) -> str:

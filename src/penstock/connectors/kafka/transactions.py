@@ -29,7 +29,7 @@ from penstock.spark import jvm
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.clock import Clock, MonotonicTime
+    from penstock.clock import Clock, MonotonicTime, WallTime
     from penstock.filesystem.base import FileSystem
     from penstock.handles import Committable
 
@@ -122,7 +122,9 @@ def reaction(step: Step, failure: ClientFailure, *, repeats: int = 0) -> Reactio
 # ---- one identity in this process ------------------------------------------------------------------------------------
 
 RENEW_AFTER: Final = 600_000_000
-"""Microseconds after which a marker is written again, so that it does not expire while the job runs."""
+"""Microseconds after which a checkpoint writes the marker again, so that it does not expire while the job runs."""
+SURE_FOR: Final = 3_600_000_000
+"""Microseconds for which a marker is surely there; brokers keep one for seven days by default."""
 
 
 class Publisher:
@@ -132,6 +134,9 @@ class Publisher:
         identity: under which it publishes.
         connect: makes a client.
         clock: says when the marker was written last.
+
+    Attributes:
+        handed_over: the last checkpoint of the run for which there is output under this identity; -1 for none.
     """
 
     def __init__(self, identity: Identity, connect: Connect, clock: Clock) -> None:
@@ -140,7 +145,9 @@ class Publisher:
         self._clock = clock
         self._client: TransactionalClient | None = None
         self._marker: Marker | None = None
-        self._written: MonotonicTime | None = None
+        self._known: Marker | None = None
+        self.handed_over = -1
+        self._written: tuple[MonotonicTime, WallTime] | None = None
         self._was_fenced = False
         self._lock = threading.Lock()
 
@@ -152,6 +159,7 @@ class Publisher:
             if self._client is None:
                 self._client = self._connect(self.identity)
                 self._marker = self._take(self._client, producing)
+                self._known = self._marker or self._known
             yield producing
 
     @contextmanager
@@ -194,12 +202,36 @@ class Publisher:
 
     def wrote(self, marker: Marker) -> None:
         """Note that the marker was committed."""
-        self._marker, self._written = marker, self._clock.now()
+        self._marker = self._known = marker
+        self._written = self._clock.now(), self._clock.wall()
+
+    @property
+    def known(self) -> Marker | None:
+        """The newest marker that was read or written here. The broker may have forgotten it since."""
+        return self._known
+
+    @property
+    def may_be_open(self) -> bool:
+        """Whether output of the run is not known to be published or void."""
+        return self._known is None or self._known.next <= self.handed_over
 
     @property
     def is_old(self) -> bool:
         """Whether the marker should be written again."""
-        return self._written is None or self._clock.now() - self._written >= RENEW_AFTER
+        return self.is_older(RENEW_AFTER)
+
+    def is_older(self, age: int) -> bool:
+        """Whether the marker was not written in the last ``age`` microseconds."""
+        if self._written is None:
+            return True
+        at, wall = self._written
+        # The monotonic clock may stand still while the machine is suspended.
+        return max(self._clock.now() - at, self._clock.wall() - wall) >= age
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a producer, which may have lost the identity since."""
+        return self._client is not None
 
     def close(self) -> None:
         """Throw the producer away; the next call begins at the fence."""
@@ -362,6 +394,7 @@ def take_identity(
                 raise younger(marker, identity, uid, next_checkpoint)
             next = marker.next if marker is not None else next_checkpoint or 0
             producing.publish(Marker(identity.log_id, next))  # nothing is open, so it is in no doubt any more
+            publisher.handed_over = -1
     except Failed as failed:
         raise _unavailable(failed, identity, uid) from failed
 
@@ -408,19 +441,51 @@ def _look(identity: Identity, uid: str, publishers: Publishers) -> Marker | None
         return None
 
 
-def renew(publisher: Publisher, check_owner: Callable[[], None]) -> bool:
-    """Write the marker again if it is old; whether it is young now. A marker of another log is left as it is."""
+def renew(publisher: Publisher, check_owner: Callable[[], None], uid: str = "") -> bool:
+    """Write the marker again if it is old; whether it is young now. One that is lost is made anew if nothing is open.
+
+    Raises:
+        SinkIdentityConflict: another log has written it.
+        GenerationFenced: another process owns the job.
+    """
     if not publisher.is_old:
         return True
+    if publisher.is_connected and _write_again(publisher, check_owner, uid):
+        return True
+    # The broker may have forgotten the transactional id as well, which the first call of a producer finds out.
+    return _write_again(publisher, check_owner, uid)
+
+
+def _write_again(publisher: Publisher, check_owner: Callable[[], None], uid: str) -> bool:
+    id = publisher.identity.transactional_id
     try:
         with publisher.producer(check_owner) as producing:
             marker = producing.marker
-            if marker is None or marker.log_id != publisher.identity.log_id:
+            if marker is None and not publisher.may_be_open:
+                # After the fence: a process that claims the job from here on takes the identity from this one.
+                check_owner()
+                marker = publisher.known
+            if marker is None:
+                log.warning("transactional id %s: its marker is lost while output waits to be published", id)
                 return False
+            if marker.log_id != publisher.identity.log_id:
+                raise foreign(marker, publisher.identity, uid)
             producing.publish(marker)
-    except Failed:
+    except Failed as failed:
+        log.warning("transactional id %s: its marker could not be written again: %s", id, failed)
         return False
     return True
+
+
+def not_renewed(identity: Identity, uid: str) -> SinkUnavailable:
+    """The error that a checkpoint would open output which no marker may tell of."""
+    msg = (
+        f"Kafka at {identity.connection.servers}: the marker of transactional id {identity.transactional_id!r} could "
+        "not be written for over an hour, and may be lost. Nothing could tell later whether the output of this "
+        "checkpoint was published, so the checkpoint is given up. See that the brokers can be reached; the warnings "
+        "before say what failed."
+    )
+    return SinkUnavailable(msg, uid=uid)
 
 
 def _unavailable(failed: Failed, identity: Identity, uid: str) -> ConnectorError:
