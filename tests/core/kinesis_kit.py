@@ -113,9 +113,8 @@ class Bench:
             if seconds >= 1:
                 self.while_pausing()
 
-        return LeaseCommits(
-            source.leases, "in", self.facts.append, client=self.line, clock=self.lease_clock, pause=pause
-        )
+        context = SourceContext(uid="in", spark=None, report=self.facts.append)  # type: ignore[arg-type]
+        return LeaseCommits(source.leases, context, client=self.line, clock=self.lease_clock, pause=pause)
 
     def complete(self, position: Position | None = None) -> None:
         """A checkpoint of the reader's position, or of an earlier one, has completed."""

@@ -29,7 +29,8 @@ from penstock.connectors.kinesis.positions import (
     lease_order,
     to_lease,
 )
-from penstock.errors import CheckpointUnreadable, LeaseLost, LeaseTableInvalid, PenstockError
+from penstock.errors import CheckpointUnreadable, GenerationFenced, LeaseLost, LeaseTableInvalid, PenstockError
+from penstock.interfaces.source import SourceContext
 from planted import of_kinesis  # noqa: F401
 from planted.bug import BUGS, planted
 
@@ -68,11 +69,11 @@ class World:
         if seconds >= 1:
             self.while_pausing()
 
-    def source(self, mode, *, clock=None, uid="orders", **options):
+    def source(self, mode, *, clock=None, uid="orders", attempt=None, **options):
+        context = SourceContext(uid=uid, spark=None, report=self.facts.append)
         commits = LeaseCommits(
             LeaseOptions(mode=mode, address=TableAddress(table="app"), **options),
-            uid,
-            self.facts.append,
+            replace(context, **attempt) if attempt else context,
             client=self.dynamo,
             clock=clock or self.clock,
             pause=self.pause,
@@ -471,6 +472,117 @@ def test_the_same_job_takes_its_leases_at_once_and_the_older_process_is_fenced(w
     newer.check()
 
 
+def attempt(generation, log_id="the log", newest=None):
+    """An attempt of a job; ``newest`` is the one that owns its log by now, if that is another."""
+
+    def check_owner():
+        if newest is not None and newest > generation:
+            msg = "This process no longer owns the job."
+            raise GenerationFenced(msg)
+
+    return {"generation": generation, "log_id": log_id, "check_owner": check_owner}
+
+
+def test_an_older_process_that_was_stopped_before_it_opens_its_reader_takes_no_lease_from_the_newer_one(world):
+    clock = TickClock()
+    older = world.source(LeaseMode.OWN, clock=clock, attempt=attempt(7, newest=12))
+    newer = world.source(LeaseMode.OWN, attempt=attempt(12))
+    newer.opened({"b": at(5)})
+    with pytest.raises(GenerationFenced, match="no longer owns the job"):
+        older.opened({"a": at(5), "b": at(5)})
+    newer.shards_found({"a": at(5), "b": at(5)})
+    world.clock.tick("4 seconds")
+    newer.check()
+    older.close()
+    assert {world.dynamo.row(key)["leaseOwner"]["S"] for key in "ab"} == {"penstock-orders"}
+    world.clock.tick("4 seconds")
+    newer.check()
+    assert world.pauses == []
+
+
+def test_an_older_process_ends_fenced_when_it_finds_a_new_shard_that_the_newer_one_holds(world):
+    clock = TickClock()
+    older = world.source(LeaseMode.OWN, clock=clock, attempt=attempt(7, newest=12))
+    older.opened({"a": at(Finished())})
+    newer = world.source(LeaseMode.OWN, attempt=attempt(12))
+    newer.opened({"b": at(5)})
+    older.shards_found({"b": at(5)})
+    clock.tick("4 seconds")
+    with pytest.raises(GenerationFenced):
+        older.check()
+    world.clock.tick("4 seconds")
+    newer.check()
+
+
+@pytest.mark.parametrize(
+    "before", [attempt(7), attempt(12), attempt(900, "another log"), None], ids=["older", "same", "other log", "no log"]
+)
+def test_a_process_takes_the_leases_of_others_of_its_job_at_once(world, before):
+    world.source(LeaseMode.OWN, clock=TickClock(), attempt=before).opened({"a": at(5)})
+    newer = world.source(LeaseMode.OWN, attempt=attempt(12))
+    newer.opened({"a": at(5)})
+    world.clock.tick("4 seconds")
+    newer.check()
+    assert world.pauses == []
+
+
+def test_leases_that_an_earlier_release_has_taken_are_taken_at_once(world):
+    world.dynamo.put("a", "3", leaseOwner="penstock-orders", penstockClaim="0123456789abcdef0123456789abcdef")
+    world.source(LeaseMode.OWN, attempt=attempt(12)).opened({"a": at(5)})
+    assert world.pauses == []
+
+
+def test_an_older_process_that_renews_at_the_same_time_keeps_no_lease(world):
+    older = world.source(LeaseMode.OWN, clock=(clock := TickClock()), attempt=attempt(7, newest=12))
+    older.opened({"a": at(5)})
+    newer = world.source(LeaseMode.OWN, attempt=attempt(12))
+    find = world.dynamo.get_item
+    renewals = iter([lambda: clock.tick("4 seconds")])
+
+    def find_and_renew(**arguments):
+        found = find(**arguments)
+        next(renewals, lambda: None)()
+        return found
+
+    world.dynamo.get_item = find_and_renew
+    newer.opened({"a": at(5)})
+    world.clock.tick("4 seconds")
+    newer.check()
+    assert world.pauses == []
+
+
+def test_an_older_process_that_waits_for_the_same_worker_of_a_kcl_does_not_end_the_newer_one(world):
+    world.dynamo.put("a", "3", leaseOwner="w1", counter=7)
+    older = world.source(LeaseMode.OWN, clock=TickClock(), attempt=attempt(7, newest=12))
+    newer = world.source(LeaseMode.OWN, attempt=attempt(12))
+
+    def overtake():
+        world.while_pausing = lambda: None
+        older.opened({"a": at(5)})
+
+    world.while_pausing = overtake
+    newer.opened({"a": at(5)})
+    world.clock.tick("4 seconds")
+    newer.check()
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_job_with_an_older_copy_of_its_directory_takes_its_leases_once_they_are_abandoned(world, runs):
+    clock = TickClock()
+    world.source(LeaseMode.OWN, clock=clock, attempt=attempt(900)).opened({"a": at(5)})
+    if runs:
+        world.while_pausing = lambda: clock.tick("20 seconds")
+    restored = world.source(LeaseMode.OWN, attempt=attempt(12))
+    if runs:
+        with pytest.raises(LeaseLost, match="another copy of its state directory"):
+            restored.opened({"a": at(5)})
+    else:
+        restored.opened({"a": at(5)})
+        world.clock.tick("4 seconds")
+        restored.check()
+    assert world.pauses == [20.0], "two failover times"
+
+
 @pytest.mark.parametrize("runs", [True, False])
 def test_leases_of_a_kcl_are_taken_only_if_it_does_not_run(world, runs):
     world.dynamo.put("a", "3", leaseOwner="w1", counter=7)
@@ -483,6 +595,16 @@ def test_leases_of_a_kcl_are_taken_only_if_it_does_not_run(world, runs):
         source.opened({"a": at(5)})
         assert world.dynamo.row("a")["leaseOwner"] == {"S": "penstock-orders"}
     assert world.pauses == [20.0], "two failover times"
+
+
+def test_leases_are_renewed_while_those_of_an_abandoned_worker_are_looked_at(world):
+    world.dynamo.put("b", "3", leaseOwner="w1", counter=7)
+    source = world.source(LeaseMode.OWN)
+    world.while_pausing = lambda: world.clock.tick("4 seconds")
+    source.opened({"a": at(5), "b": at(5)})
+    assert {world.dynamo.row(key)["leaseOwner"]["S"] for key in "ab"} == {"penstock-orders"}
+    world.clock.tick("4 seconds")
+    source.check()
 
 
 def test_children_are_held_when_they_are_found_and_a_finished_parent_is_let_go(world):

@@ -14,6 +14,7 @@ from penstock.connectors.kinesis.config import LeaseMode, LeaseOptions
 from penstock.connectors.kinesis.lease_commits import LeaseCommits
 from penstock.connectors.kinesis.lease_table import LeaseClaim, LeaseTable, TableAddress
 from penstock.connectors.kinesis.positions import After, LeaseCheckpoint, lease_order
+from penstock.interfaces.source import SourceContext
 
 NUMBERS = count()
 
@@ -87,8 +88,7 @@ def test_an_outage_of_the_table_does_not_touch_the_job_and_the_export_catches_up
     clock, facts = TickClock(), []
     commits = LeaseCommits(
         LeaseOptions(mode=LeaseMode.EXPORT, address=TableAddress(table=name)),
-        "orders",
-        facts.append,
+        SourceContext(uid="orders", spark=None, report=facts.append),
         client=client,
         clock=clock,
         pause=lambda _seconds: None,

@@ -23,6 +23,7 @@ from penstock.connectors.kinesis.shards import decode
 from penstock.connectors.kinesis.source import Source
 from penstock.errors import LeaseLost, LeaseTableInvalid
 from penstock.handles import CheckpointId
+from penstock.interfaces.source import SourceContext
 
 NUMBERS = count()
 MINUTE = "60 seconds"
@@ -50,9 +51,8 @@ class Leased(Stream):
 
     def new_commits(self):
         self.lease_clock = TickClock()
-        return LeaseCommits(
-            self.source.leases, "in", self.facts.append, client=self.dynamo, clock=self.lease_clock, pause=self.pause
-        )
+        context = SourceContext(uid="in", spark=None, report=self.facts.append)
+        return LeaseCommits(self.source.leases, context, client=self.dynamo, clock=self.lease_clock, pause=self.pause)
 
     def importer(self, **more):
         """Another source of the same stream, which begins where the table says."""

@@ -9,7 +9,7 @@ from penstock.connectors.kinesis import checkpointer, lease_export, lease_table,
 from penstock.connectors.kinesis.checkpointer import KinesisCheckpointer, retry_random
 from penstock.connectors.kinesis.lease_commits import LeaseCommits
 from penstock.connectors.kinesis.lease_export import LeaseExporter
-from penstock.connectors.kinesis.lease_table import LeaseTable
+from penstock.connectors.kinesis.lease_table import LeaseClaim, LeaseTable
 from penstock.connectors.kinesis.positions import After
 from penstock.connectors.kinesis.reader import KinesisReader
 from penstock.connectors.kinesis.timer import MachineTimerClock, RecurringTimer
@@ -414,6 +414,16 @@ def _(put):
             bool(seen) and real(self, {**seen, "penstockClaim": {"S": claim.process}}, counter, claim)
         ),
     )
+
+
+@bug(
+    "lease-superseded-takes",
+    "a process takes leases from the one that has claimed its job since",
+    core=f"{COMMITS}test_an_older_process_that_was_stopped_before_it_opens_its_reader_takes_no_lease_from_the_newer_one",
+    blind=True,
+)
+def _(put):
+    put(LeaseClaim, "is_older_than", lambda self, lease: False)
 
 
 @bug(

@@ -181,6 +181,7 @@ class SourceContext:
         log_id: identity of the job's log; empty outside of a job.
         generation: of the attempt. Of two attempts with one log, that with the lower generation is superseded. It may
             not know that yet when it opens its reader, so what a reader writes outside must tell the two apart.
+        check_owner: raises ``GenerationFenced`` if another process surely owns the job's log by now.
     """
 
     uid: str
@@ -193,6 +194,7 @@ class SourceContext:
     resources: JobResources = field(default_factory=JobResources)
     log_id: str = ""
     generation: int = 0
+    check_owner: Callable[[], None] = field(default=lambda: None)
 
     def count(self, name: str, amount: int) -> None:
         """Let a counter of the source grow, as ``penstock status`` shows it."""

@@ -293,6 +293,7 @@ class AttemptBuilder:
             resources=env.resources,
             log_id=self._owned.log_id,
             generation=self._owned.generation,
+            check_owner=self._owned.require_owner,
         )
         has_ended = snapshot is not None and MAX_WATERMARK in snapshot.watermarks
         inbox = replay_inbox(

@@ -32,11 +32,10 @@ from penstock.connectors.kinesis.lease_table import (
 from penstock.connectors.kinesis.positions import AtHorizon, AtTime, ShardPosition
 from penstock.connectors.kinesis.timer import MachineTimerClock, TimerClock
 from penstock.errors import GraphError
-from penstock.handles import new_id
 
 if TYPE_CHECKING:
     from penstock.connectors.kinesis.client import StreamAddress
-    from penstock.facts import Fact
+    from penstock.interfaces.source import SourceContext
 
 LeaseModeName: TypeAlias = Literal["none", "export", "own", "import"]
 _TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
@@ -137,8 +136,7 @@ class LeaseCommits:
 
     Args:
         options: what to do.
-        uid: of the source. The owner of leases is ``penstock-UID``, and the same after a restart.
-        report: gets facts.
+        context: of the source. The owner of leases is ``penstock-UID``, and the same after a restart.
         client: of DynamoDB; one of boto3 by default.
         clock: of the timers.
         pause: called with the seconds of each wait.
@@ -151,8 +149,7 @@ class LeaseCommits:
     def __init__(
         self,
         options: LeaseOptions,
-        uid: str,
-        report: Callable[[Fact], None],
+        context: SourceContext,
         *,
         client: DynamoClient | None = None,
         clock: TimerClock | None = None,
@@ -169,13 +166,15 @@ class LeaseCommits:
         self._table = table = LeaseTable(client or new_dynamo_client(address), address.table, stream=address.stream)
         clock = clock or MachineTimerClock()
         if mode is LeaseMode.OWN:
-            claim = LeaseClaim(owner=f"penstock-{uid}", process=new_id())
-            self._holder = LeaseHolder(table, claim, failover=options.failover, clock=clock, pause=pause)
+            claim = LeaseClaim.of_attempt(context.uid, context.log_id, context.generation)
+            self._holder = LeaseHolder(
+                table, claim, check_owner=context.check_owner, failover=options.failover, clock=clock, pause=pause
+            )
         if mode in (LeaseMode.EXPORT, LeaseMode.OWN):
             self._exporter = LeaseExporter(
                 table,
-                uid,
-                report,
+                context.uid,
+                context.report,
                 clock,
                 interval=options.interval,
                 failover=options.failover,
@@ -207,6 +206,7 @@ class LeaseCommits:
 
         Raises:
             LeaseLost: another worker renews one.
+            GenerationFenced: a newer attempt of the job has one.
             ConnectorError: the table cannot be used.
         """
         if self._holder is not None:
@@ -227,6 +227,7 @@ class LeaseCommits:
 
         Raises:
             LeaseLost: that is so.
+            GenerationFenced: a newer attempt of the job has one that is wanted here.
         """
         if self._holder is not None:
             self._holder.check()

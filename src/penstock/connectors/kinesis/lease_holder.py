@@ -14,7 +14,7 @@ from penstock.connectors.kinesis.lease_rows import Lease, LeasedShard
 from penstock.connectors.kinesis.lease_table import CREATE_SECONDS, LeaseClaim, LeaseTable, LeaseWrite
 from penstock.connectors.kinesis.positions import SHARD_END, After, AtHorizon, Finished, ShardPosition
 from penstock.connectors.kinesis.timer import RecurringTimer, TimerClock
-from penstock.errors import LeaseLost, PenstockError
+from penstock.errors import GenerationFenced, LeaseLost, PenstockError
 
 log: Final = logging.getLogger("penstock")
 OBSERVED_FAILOVERS: Final = 2
@@ -41,6 +41,7 @@ class LeaseHolder:
     Args:
         table: the table.
         claim: the job's name, and what tells this process from another one of the job.
+        check_owner: see ``SourceContext``.
         failover: the application's failover time in microseconds; leases are renewed three times in it.
         clock: for renewing.
         pause: called with the seconds to wait while leases of another worker are observed.
@@ -51,18 +52,20 @@ class LeaseHolder:
         table: LeaseTable,
         claim: LeaseClaim,
         *,
+        check_owner: Callable[[], None],
         failover: int,
         clock: TimerClock,
         pause: Callable[[float], None] = sleep,
     ) -> None:
         self._table = table
         self._claim = claim
+        self._check_owner = check_owner
         self._failover = failover
         self._pause = pause
         self._held: dict[str, Lease] = {}
         self._wanted: Mapping[str, LeasedShard] = {}
         self._lock = threading.Lock()  # a counter in memory and the one in its row change together
-        self._lost: LeaseLost | None = None
+        self._lost: PenstockError | None = None
         self._timer = RecurringTimer(clock, max(1, failover // 3), self._renew, f"Kinesis leases - {claim.owner}")
         self._timer.start()
 
@@ -71,6 +74,7 @@ class LeaseHolder:
 
         Raises:
             LeaseLost: that is so.
+            GenerationFenced: a newer attempt of the job has one that is wanted here.
         """
         if self._lost is not None:
             raise self._lost
@@ -86,21 +90,29 @@ class LeaseHolder:
 
         Raises:
             LeaseLost: another worker renews the lease of a shard.
+            GenerationFenced: a newer attempt of the job has one.
             ConnectorError: the table cannot be used.
         """
         self._find_table()
-        self._wanted = shards
         unfinished = {shard: state for shard, state in shards.items() if not isinstance(state.position, Finished)}
         owned = [lease for shard, state in sorted(unfinished.items()) if (lease := self._take(shard, state))]
         if owned:  # there is no wall clock in a row: only a second look tells whether a worker is at work
             self._pause(OBSERVED_FAILOVERS * self._failover / 1_000_000)
         for lease in owned:
-            if not self._take_as_seen(lease):
+            if self._take_as_seen(lease) or self._take_from_own(lease.shard, unfinished[lease.shard]):
+                continue
+            if lease.owner == self._claim.owner:
                 msg = (
-                    f"Worker {lease.holder!r} renews the lease of shard {lease.shard} in table {self._table.name}. "
-                    "Stop the KCL application before the job is started."
+                    f"A newer process of this job renews the lease of shard {lease.shard} in table "
+                    f"{self._table.name}, with another copy of its state directory. Stop one of them."
                 )
                 raise LeaseLost(msg)
+            msg = (
+                f"Worker {lease.holder!r} renews the lease of shard {lease.shard} in table {self._table.name}. "
+                "Stop the KCL application before the job is started."
+            )
+            raise LeaseLost(msg)
+        self._wanted = shards  # not before: a renewal takes a lease that names another worker for lost
 
     def _find_table(self) -> None:
         if not retry_random(self._table.exists, pause=self._pause):
@@ -112,8 +124,17 @@ class LeaseHolder:
                 self._pause(1)
         retry_random(self._table.read, pause=self._pause)  # what kind of rows it has, before some are added
 
+    def _take_from_own(self, shard: str, state: LeasedShard) -> bool:
+        """Take a lease from an older process of the job, which was faster; whether it was taken."""
+        lease = retry_random(lambda: self._table.find(shard), pause=self._pause)
+        return lease is not None and lease.owner == self._claim.owner and self._take(shard, state) is None
+
     def _take(self, shard: str, state: LeasedShard) -> Lease | None:
-        """Take a lease, unless another worker is named in it: then return it."""
+        """Take a lease, unless another worker or a newer attempt of the job is named in it: then return it.
+
+        Raises:
+            GenerationFenced: a newer attempt owns the job.
+        """
         if shard in self._held:
             return None
         lease = retry_random(lambda: self._table.find(shard), pause=self._pause)
@@ -121,10 +142,19 @@ class LeaseHolder:
             at = first_position(state, has_parent_row=bool(state.parents))
             retry_random(lambda: self._table.insert(shard, state, at), pause=self._pause)
             lease = retry_random(lambda: self._table.find(shard), pause=self._pause)
-        if lease is None or lease.checkpoint.checkpoint == SHARD_END:
-            return None
-        is_free = lease.checkpoint_owner is None and lease.owner in (None, self._claim.owner)
-        return None if is_free and self._take_as_seen(lease) else lease
+        while lease is not None and lease.checkpoint.checkpoint != SHARD_END:
+            if self._claim.is_older_than(lease):
+                # A process that was stopped between its claim of the log and here does not know that another has
+                # claimed it. Otherwise that attempt belongs to another copy of the log.
+                self._check_owner()
+                return lease
+            if lease.checkpoint_owner is not None or lease.owner not in (None, self._claim.owner):
+                return lease
+            if self._take_as_seen(lease):
+                return None
+            # An older process of the job has renewed it meanwhile.
+            lease = retry_random(lambda: self._table.find(shard), pause=self._pause)
+        return None
 
     def _take_as_seen(self, lease: Lease) -> bool:
         with self._lock:
@@ -193,6 +223,9 @@ class LeaseHolder:
                 continue
             try:
                 lease = self._take(shard, state)
+            except GenerationFenced as error:
+                self._lost = error
+                return
             except PenstockError as error:
                 log.warning("%s could not take the lease of shard %s: %s", self._claim.owner, shard, error)
                 continue

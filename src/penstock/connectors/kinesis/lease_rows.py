@@ -42,7 +42,7 @@ SHARD: Final = "shardId"
 TIME: Final = "penstockTimestampMs"
 """Our own: the time that ``AT_TIMESTAMP`` means. The KCL keeps attributes that it does not know."""
 CLAIM: Final = "penstockClaim"
-"""Our own: which process of a job holds a lease; its owner names only the job."""
+"""Our own: which attempt and process of a job holds a lease; its owner names only the source."""
 _OF_STREAM: Final = re.compile(r"(\d{12}:[^:]+:\d+):(.+)")
 
 

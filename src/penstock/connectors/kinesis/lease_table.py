@@ -34,6 +34,7 @@ from penstock.errors import (
     LeaseThrottled,
     PenstockError,
 )
+from penstock.handles import new_id
 
 DynamoClient: TypeAlias = Any
 """boto3's client for DynamoDB, or what a test puts in its place. It may be called by several threads at once."""
@@ -143,11 +144,34 @@ class LeaseClaim:
 
     Attributes:
         owner: the name in the column ``leaseOwner``; for a job of penstock it is the same after a restart.
-        process: tells two processes of that owner apart.
+        process: tells two processes of that owner apart. That of a job is ``LOG/GENERATION/RANDOM``, which earlier
+            releases take for one word.
     """
 
     owner: str
     process: str
+
+    @classmethod
+    def of_attempt(cls, uid: str, log_id: str, generation: int) -> LeaseClaim:
+        """The claim of a source, in one attempt of its job."""
+        return cls(owner=f"penstock-{uid}", process=f"{log_id}/{generation}/{new_id()}")
+
+    def is_older_than(self, lease: Lease) -> bool:
+        """Whether a newer attempt of the same job holds the lease.
+
+        >>> lease = Lease(key="s", shard="s", checkpoint=to_lease(Finished()), counter=1, owner="a", claim="log/8/x")
+        >>> [LeaseClaim(owner="a", process=f"log/{it}/y").is_older_than(lease) for it in (7, 8, 9)]
+        [True, False, False]
+        """
+        (own_log, own), (log, generation) = _attempt(self.process), _attempt(lease.claim or "")
+        return lease.owner == self.owner and log == own_log and generation > own
+
+
+def _attempt(process: str) -> tuple[str, int]:
+    """The log and the generation of a process; 0 for a claim of an earlier release, which does not say them."""
+    log_id, _, rest = process.partition("/")
+    generation = rest.partition("/")[0]
+    return log_id, int(generation) if generation.isdecimal() else 0
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ class KinesisReader:
         self._watcher = StreamWatcher(self._client, config.address, every=config.discover_every, random=self._random)
         self._seen = 0
         self._listing, self._retention = {}, 0
-        self._leases = leases if leases is not None else LeaseCommits(config.leases, context.uid, context.report)
+        self._leases = leases if leases is not None else LeaseCommits(config.leases, context)
         try:
             self._position = self._first_position(position)
             self._leases.opened(self._position.shards)
