@@ -1,28 +1,34 @@
 """Received rows in an export: copied with the checkpoint, read once in another job, with the keys of requests."""
 
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
+import penstock as ps
 from core.checkpoint_values import CLAIM, log_on, manifest
 from core.copies_kit import JOB, Start, files_below
 from core.test_received import at, past
 from core.test_request_keys import LIMITS, key
 from penstock.admin.export import export_checkpoint, verify_export
 from penstock.admin.savepoints import pinned_while_reading
+from penstock.checkpoint import export
 from penstock.checkpoint.entries import StepRecord, StepRole
 from penstock.checkpoint.export import decode_export, encode_export
 from penstock.checkpoint.gc import collect
-from penstock.checkpoint.received import ReceivedBlocks, ReceivedPosition
+from penstock.checkpoint.received import ReceivedBlocks, ReceivedPosition, named_folders
 from penstock.control.client import JobDirectory, host_identity, mark_released
-from penstock.errors import CheckpointUnreadable, StateIncompatible
+from penstock.errors import CheckpointUnreadable, GenerationFenced, StateIncompatible
 from penstock.failpoints import FailpointCrash, armed
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import FileRef, TaskSnapshot
+from penstock.job.decision import decide_start
 from penstock.job.received_rows import refuse_rows_beside_import, unread_rows
+from penstock.job.start import DeclaredSteps, parse_start_options
 
 STEPS = (StepRecord(uid="in", role=StepRole.SOURCE, kind="received/1"),)
+GRAPH = ps.Pipeline(JOB).graph()
 GONE = replace(CLAIM, host=host_identity(), pid=2**31 - 2)
 
 
@@ -150,10 +156,134 @@ def test_rows_that_a_job_was_given_itself_are_not_left_behind(folder, tmp_path):
     filesystem = LocalFileSystem(tmp_path / "second" / JOB)
     history = log_on(filesystem, ids="looks")[0].read()
 
+    bring = begun.recovery.bring
     with pytest.raises(StateIncompatible, match="rows of its own"):
-        refuse_rows_beside_import(filesystem, history, begun.recovery, {})
-    brought = replace(begun.recovery.bring, is_brought=True)
-    refuse_rows_beside_import(filesystem, history, replace(begun.recovery, bring=brought), {})
+        refuse_rows_beside_import(filesystem, history, bring, {})
+    refuse_rows_beside_import(filesystem, history, replace(bring, is_brought=True), {})
+
+
+def decide(state, *, fresh=False, at=None, **more):
+    """What the checks of a start say."""
+    asked = parse_start_options(fresh=fresh, restore_from=at, claim=False, discard_unpublished=False, **more)
+    filesystem = LocalFileSystem(state / JOB)
+    history = log_on(filesystem, ids="looks")[0].read()
+    declared = DeclaredSteps(steps=STEPS)
+    return decide_start(GRAPH, asked, history, declared=declared, zone=None, filesystem=filesystem, at=9)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_rows_that_a_job_was_given_after_an_import_are_not_left_behind(first, folder, tmp_path, again):
+    source = Driver(tmp_path / "first", resume=first.read().restore_point.tasks[0].position)
+    source.read(1)
+    source.checkpoint()
+    mark_released(source.owned.log_id, source.owned.generation)
+    export_checkpoint(first, "1", tmp_path / "newer")
+    driver = start(tmp_path / "second", folder).give("own")
+    assert driver.read(4) == UNREAD
+    driver.checkpoint()
+
+    with pytest.raises(StateIncompatible, match=r"'in', and this .* rows of its own.*without --from") as refused:
+        decide(tmp_path / "second", at=folder if again else tmp_path / "newer")
+
+    assert refused.value.uid == "in"
+    decide(tmp_path / "second")
+    assert start(tmp_path / "second").read() == ["row own"]
+
+
+def test_the_same_start_goes_on_with_an_import_that_is_in_the_log(folder, tmp_path):
+    start(tmp_path / "second", folder).give("own")
+
+    assert decide(tmp_path / "second", at=folder).bring.is_brought
+    assert start(tmp_path / "second", folder).read() == [*UNREAD, "row own"]
+
+
+def test_an_import_is_not_refused_for_folders_without_rows(folder, tmp_path):
+    driver = start(tmp_path / "second", folder)
+    driver.read()
+    driver.checkpoint(retained=1)
+    driver = start(tmp_path / "second")
+    driver.checkpoint(retained=1)
+    driver.blocks.clean()
+
+    decide(tmp_path / "second", at=folder)
+    assert start(tmp_path / "second", folder).read() == UNREAD
+    decide(tmp_path / "second")
+
+
+def test_rows_in_the_folder_of_an_earlier_uid_are_not_left_behind(folder, tmp_path):
+    driver = Driver(tmp_path / "second").give("own")
+    history = driver.owned.history
+    task = TaskSnapshot(task="renamed", position=driver.blocks.position())
+    driver.owned.append(collect(manifest(history.next_checkpoint, None, tasks=(task,)), history))
+    bring = Start(tmp_path / "other", folder, steps=STEPS).recovery.bring
+    tasks = [replace(each, task="renamed") for each in bring.manifest.tasks]
+    bring = replace(bring, manifest=replace(bring.manifest, tasks=tuple(tasks)))
+
+    with pytest.raises(StateIncompatible, match="source 'renamed', and"):
+        refuse_rows_beside_import(driver.filesystem, driver.owned.history, bring, {})
+
+
+@pytest.mark.parametrize("back", ["to a number", "with an export"])
+def test_going_back_beyond_an_import_does_not_leave_rows_behind_in_silence(folder, tmp_path, back):
+    Driver(tmp_path / "second").checkpoint()
+    second = JobDirectory(tmp_path / "second", JOB)
+    mark_released(second.read().log_id, second.read().generation)
+    export_checkpoint(second, "0", tmp_path / "own")
+    start(tmp_path / "second", folder).give("own").checkpoint()
+    at = "0" if back == "to a number" else tmp_path / "own"
+
+    with pytest.raises(StateIncompatible, match=r"5 rows .* of 'in@\d+' .* reads another folder of that source"):
+        decide(tmp_path / "second", at=at)
+    decide(tmp_path / "second", at=at, allow_non_restored_state=True)
+    decide(tmp_path / "second")
+    decide(tmp_path / "second", fresh=True)
+
+
+# --------------------------------------------------------------------------------------------- what is left of imports
+
+
+def test_G5_an_import_that_was_overtaken_deletes_nothing_of_its_successor(folder, tmp_path, monkeypatch):
+    real, successors = export._remove_left_over, []
+
+    def overtaken(*arguments):
+        monkeypatch.undo()
+        successors.append(start(tmp_path / "second", folder).give("g"))
+        real(*arguments)
+
+    monkeypatch.setattr(export, "_remove_left_over", overtaken)
+    with pytest.raises(GenerationFenced):
+        Start(tmp_path / "second", folder, steps=STEPS)
+
+    successors[0].blocks.check()
+    assert successors[0].read() == [*UNREAD, "row g"]
+    assert start(tmp_path / "second").read() == [*UNREAD, "row g"]
+
+
+def test_an_import_keeps_the_blocks_that_its_own_checkpoint_reads(folder, tmp_path):
+    driver = start(tmp_path / "second", folder)
+    driver.read(1)
+    driver.checkpoint()
+    second = JobDirectory(tmp_path / "second", JOB)
+    mark_released(driver.owned.log_id, driver.owned.generation)
+    export_checkpoint(second, "1", tmp_path / "own")
+    driver = Driver(tmp_path / "second")
+    driver.owned.append(collect(manifest(2), driver.owned.history, retained=1))
+    driver.owned.trim()
+    assert not named_folders(driver.owned.history)
+
+    assert start(tmp_path / "second", tmp_path / "own").read() == UNREAD[1:]
+
+
+def test_only_folders_of_imports_count_as_left_over(folder, tmp_path):
+    with armed("import.file.copied", "raise", hit=3), suppress(FailpointCrash):
+        Start(tmp_path / "second", folder, steps=STEPS)
+    copied = tmp_path / "second" / JOB / "wal" / "in@0.bak" / "0" / "00000000000000000000.block"
+    copied.parent.mkdir(parents=True)
+    copied.write_bytes(b"kept by an operator")
+
+    driver = start(tmp_path / "second", folder)
+
+    assert {path.split("/")[1] for path in driver.filesystem.list("wal")} == {"in@0.bak", "in@1"}
 
 
 def test_a_missing_or_damaged_block_ends_the_export(first, tmp_path):

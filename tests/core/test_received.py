@@ -18,6 +18,8 @@ from penstock.checkpoint.received import (
     low_mark,
 )
 from penstock.errors import CheckpointUnreadable, GenerationFenced, StateIncompatible, StorageFailed
+from penstock.filesystem import local
+from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import BlockId, Position, TaskSnapshot
 from penstock.testing.filesystem import MemoryFileSystem
 
@@ -121,7 +123,31 @@ def test_a_seal_whose_answer_is_lost_is_written_again(filesystem):
 def test_what_a_crash_left_half_written_is_removed(filesystem):
     received(filesystem).adopt(None)
 
-    assert ("remove_temporary", "wal/in") in [(each.name, each.path) for each in filesystem.operations]
+    received(filesystem).adopt(None)
+
+    assert [each.path for each in filesystem.operations if each.name == "remove_temporary"] == ["wal/in/0"]
+
+
+def test_G5_a_driver_that_was_taken_over_leaves_what_its_successor_is_writing(tmp_path, monkeypatch):
+    disk = LocalFileSystem(tmp_path)
+    slow, blocks = (
+        ReceivedBlocks("in", log_on(disk, ids=ids)[0].claim(CLAIM, take_over=True), disk, pause=lambda _: None)
+        for ids in ("slow", "next")
+    )
+    blocks.adopt(None)
+    overtaken = []
+
+    def meanwhile(place):
+        if place == "local.create.temp_written":
+            monkeypatch.undo()
+            with pytest.raises(GenerationFenced, match="is a seal"):
+                slow.adopt(None)
+            overtaken.append(place)
+
+    monkeypatch.setattr(local, "failpoint", meanwhile)
+
+    assert blocks.read(blocks.write(b"a")) == b"a"
+    assert overtaken
 
 
 def test_the_sealed_generations_that_checkpoints_record_are_not_read_again(filesystem):

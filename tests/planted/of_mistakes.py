@@ -143,12 +143,12 @@ def _(put):
 
 @bug("received-left-over", "blocks of an import that came to nothing stay", core=IMPORT, receives=True)
 def _(put):
-    put(export, "_remove_left_over", lambda filesystem, history: None)
+    put(export, "_remove_left_over", lambda filesystem, log, bring: None)
 
 
 @bug("received-beside", "rows of another log are brought beside rows of this one", core=IMPORT, receives=True)
 def _(put):
-    put(received_rows, "refuse_own_rows", lambda filesystem, sources: None)
+    put(received_rows, "refuse_own_rows", lambda filesystem, folders: None)
 
 
 @bug("received-gap", "a block that is gone is passed over", core="core/test_received.py", receives=True)

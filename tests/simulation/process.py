@@ -240,7 +240,7 @@ class Driver(Process):
         world = self.world
         wanted = self._beginnings.resolved(owned, self._number, drops_state=self._drops_state)
         recovery = decide_recovery(owned.history, self.pipeline.steps, at=world.wall(), **wanted)
-        refuse_rows_beside_import(world.disk, owned.history, recovery, wanted["rename"])
+        refuse_rows_beside_import(world.disk, owned.history, wanted["bring"], wanted["rename"])
         self._edge, self._measured = FakeEdge(self), Counter()
         execute_recovery(
             recovery,

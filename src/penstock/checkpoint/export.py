@@ -22,10 +22,10 @@ from typing import Final
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import FIRST_ENTRY, NO_ENTRY, Manifest, Origin
 from penstock.checkpoint.entry_codec import FORMS
-from penstock.checkpoint.exported_blocks import has_received, is_left_over, is_received_file, move_blocks
+from penstock.checkpoint.exported_blocks import has_received, imported_by, is_received_file, move_blocks
 from penstock.checkpoint.history import History, abandoned_ids
 from penstock.checkpoint.log import OwnedLog, Sleep, backoff
-from penstock.checkpoint.received import named_folders
+from penstock.checkpoint.received import named_folders, recorded_positions
 from penstock.clock import WallTime
 from penstock.codec import Codec, JsonForm, dump_sealed, load_sealed
 from penstock.elements import CheckpointKind
@@ -430,7 +430,7 @@ def execute_import(
     """
     exported = folders(bring.folder)
     if not bring.is_brought:
-        _remove_left_over(filesystem, log.history)
+        _remove_left_over(filesystem, log, bring)
         done, total = 0, sum(copy.source.length for copy in bring.copies)
         for copy in bring.copies:
             listener(Restoring(doing="copying", task=None, done=done, total=total))
@@ -448,11 +448,16 @@ def execute_import(
             exported.delete(file.path)
 
 
-def _remove_left_over(filesystem: FileSystem, history: History) -> None:
+def _remove_left_over(filesystem: FileSystem, log: OwnedLog, bring: Import) -> None:
     """Delete the blocks that earlier imports have copied and not brought into the log."""
-    named = named_folders(history)
+    read = {position.uid for _, position in recorded_positions(bring.manifest, log.log_id)}
+    named = named_folders(log.history) | read
     for path in filesystem.list(paths.WAL):
-        if is_left_over(path.split("/")[1], named):
+        folder = path.split("/")[1]
+        generation = imported_by(folder)
+        # Our claim ended all older generations: none of them can name its folder any more. A newer one may have named
+        # its own since we read the log. So this is safe also in a process that no longer owns the log.
+        if generation is not None and generation < log.generation and folder not in named:
             filesystem.delete(path)
 
 

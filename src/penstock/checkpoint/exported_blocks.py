@@ -6,7 +6,7 @@ read by nobody. The blocks are the first ones of the importing generation there,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.checkpoint import paths
@@ -96,17 +96,32 @@ def is_left_over(folder: str, named: Collection[str]) -> bool:
     return _IMPORTED in folder and folder not in named
 
 
-def refuse_own_rows(filesystem: FileSystem, sources: Collection[str]) -> None:
-    """Refuse an import of received rows beside rows that these sources were given here: nobody would read those.
+def imported_by(folder: str) -> Generation | None:
+    """The generation that made a folder of blocks for an import; ``None`` for any other folder.
+
+    >>> imported_by("in@7"), imported_by("in"), imported_by("in@7.bak")
+    (7, None, None)
+    """
+    _, sign, generation = folder.rpartition(_IMPORTED)
+    return Generation(int(generation)) if sign and generation.isdecimal() else None
+
+
+def refuse_own_rows(filesystem: FileSystem, folders: Mapping[str, str]) -> None:
+    """Refuse an import of received rows beside rows that its sources have here: nobody would read those.
+
+    Args:
+        filesystem: rooted at the job's directory.
+        folders: those that may hold such rows, each with its source.
 
     Raises:
         StateIncompatible: there are such rows.
     """
     for folder, found in folders_of(filesystem.list(paths.WAL)).items():
         files = BlockFiles(folder, filesystem)
-        if folder in sources and any(files.read(block) not in (None, SEAL) for block in sorted(found.blocks)):
+        if folder in folders and any(files.read(block) not in (None, SEAL) for block in sorted(found.blocks)):
             msg = (
-                f"The export holds received rows of source {folder!r}, and this state directory has rows of its own "
-                "that the source was given. Start from the export in another state directory."
+                f"The export holds received rows of source {folders[folder]!r}, and this state directory has rows of "
+                "its own that the source was given. Go on with those without --from, or start from the export in "
+                "another state directory."
             )
-            raise StateIncompatible(msg, uid=folder)
+            raise StateIncompatible(msg, uid=folders[folder])

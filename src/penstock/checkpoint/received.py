@@ -7,7 +7,7 @@ generation: it takes the number after the last block for a seal, so that nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -115,6 +115,15 @@ def folder_of(history: History, uid: str) -> str:
             if task == uid:
                 return position.uid
     return uid
+
+
+def source_folders(history: History, sources: Collection[str]) -> dict[str, str]:
+    """The folders of blocks that these sources have by their uids or by a position in the log, each with its source."""
+    found = {uid: uid for uid in sources}
+    for _, manifest in history.manifests.values():
+        positions = recorded_positions(manifest, history.log_id)
+        found |= {position.uid: uid for uid, position in positions if uid in sources}
+    return found
 
 
 def named_folders(history: History) -> frozenset[str]:
@@ -307,12 +316,13 @@ class ReceivedBlocks:
         position = None if resume is None else self._resumed(resume)
         self._open_folder(folder_of(history, self._uid) if position is None else position.uid)
         start = low_mark(history, self._folder) if position is None else position.next
-        self._filesystem.remove_temporary(f"{paths.WAL}/{self._folder}")
         found = self._files.list().blocks
         below = sealed_below(history, self._folder)
         generations = generations_to_seal(
             known_claims(history), {block.generation for block in found}, self._log.generation
         )
+        for each in generations:  # not of newer ones: if we were taken over, a successor writes there
+            self._filesystem.remove_temporary(paths.wal_folder(self._folder, each))
         sealed = [self._seal(each, found, is_sealed=each < below) for each in generations]
         failpoint("received.sealed")
         if (imported := self._imported(found)) is not None:

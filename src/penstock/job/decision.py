@@ -65,12 +65,12 @@ def decide_start(
     """
     resolved = resolve_start(start, history, job=graph.name, at=at, generation=generation)
     require_log(history, filesystem)
+    refuse_rows_beside_import(filesystem, history, resolved["bring"], start.rename)
     if not start.allow_non_restored_state:
         uids = {step.uid for step in declared.steps} | start.rename.keys()
         refuse_unread_rows(filesystem, history, restored_anyway(history, resolved, at=at), uids)
     recovery = decide_recovery(history, declared.steps, resolver=declared.resolver, at=at, **resolved)
     refuse_shared_folder(history, restored_manifest(recovery, history), {step.uid for step in declared.steps})
-    refuse_rows_beside_import(filesystem, history, recovery, start.rename)
     _require_export(recovery.bring)
     sinks = {node.uid: node.sink for node in graph.nodes if isinstance(node, Write)}
     check_open(recovery.commit, CommitContext(filesystem=filesystem, job=graph.name, sinks=sinks))

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint import paths
 from penstock.checkpoint.exported_blocks import has_received, is_left_over, refuse_own_rows
 from penstock.checkpoint.merged_blocks import BlockFiles, folders_of
-from penstock.checkpoint.received import SEAL, folder_of, named_folders, recorded, recorded_positions
+from penstock.checkpoint.received import (
+    SEAL,
+    folder_of,
+    named_folders,
+    recorded,
+    recorded_positions,
+    source_folders,
+)
 from penstock.checkpoint.recovery import decide_recovery
 from penstock.checkpoint.request_keys import split_keys
 from penstock.connectors.receivers.blocks import decode_block
@@ -17,6 +24,7 @@ from penstock.errors import CheckpointUnreadable, StateIncompatible
 
 if TYPE_CHECKING:
     from penstock.checkpoint.entries import Manifest
+    from penstock.checkpoint.export import Import
     from penstock.checkpoint.history import History
     from penstock.checkpoint.recovery import Recovery
     from penstock.clock import WallTime
@@ -57,7 +65,9 @@ class UnreadRows:
 def refuse_unread_rows(
     filesystem: FileSystem, history: History, restored: Manifest | None, sources: Collection[str]
 ) -> None:
-    """Refuse a start whose pipeline lacks a source that was given rows which the restored checkpoint has not read.
+    """Refuse a start that leaves received rows behind which the restored checkpoint has not read.
+
+    The pipeline lacks their source, or the checkpoint reads another folder of it, from before or after an import.
 
     Args:
         filesystem: rooted at the job's directory.
@@ -68,17 +78,23 @@ def refuse_unread_rows(
     Raises:
         StateIncompatible: there are such rows.
     """
-    kept = {folder_of(history, uid) for uid in sources}
-    if restored is not None:
-        kept |= {position.uid for uid, position in recorded_positions(restored, history.log_id) if uid in sources}
-    unread = [each for each in unread_rows(filesystem, history, restored, kept) if each.rows]
-    if unread:
-        msg = (
-            f"The log of received rows holds {' and '.join(map(str, unread))} that were acknowledged and are not read "
-            "yet, and the pipeline has no such source. Give the source its uid again and read them with penstock run … "
-            "--until caught-up, or leave them unread with --allow-non-restored-state."
-        )
-        raise StateIncompatible(msg, uid=unread[0].uid)
+    positions = {} if restored is None else dict(recorded_positions(restored, history.log_id))
+    read = {positions[uid].uid if uid in positions else folder_of(history, uid) for uid in sources}
+    unread = [each for each in unread_rows(filesystem, history, restored, read) if each.rows]
+    if not unread:
+        return
+    own = source_folders(history, sources)
+    if unread[0].uid in own:
+        why = "this start reads another folder of that source, from before or after an import"
+        remedy = "Read them with a start from a checkpoint of that folder"
+    else:
+        why = "the pipeline has no such source"
+        remedy = "Give the source its uid again and read them with penstock run … --until caught-up"
+    msg = (
+        f"The log of received rows holds {' and '.join(map(str, unread))} that were acknowledged and are not read yet, "
+        f"and {why}. {remedy}, or leave them unread with --allow-non-restored-state."
+    )
+    raise StateIncompatible(msg, uid=own.get(unread[0].uid, unread[0].uid))
 
 
 def refuse_shared_folder(history: History, restored: Manifest | None, sources: Collection[str]) -> None:
@@ -100,18 +116,18 @@ def refuse_shared_folder(history: History, restored: Manifest | None, sources: C
 
 
 def refuse_rows_beside_import(
-    filesystem: FileSystem, history: History, recovery: Recovery, rename: Mapping[str, str]
+    filesystem: FileSystem, history: History, bring: Import | None, rename: Mapping[str, str]
 ) -> None:
-    """Refuse an import of received rows into a state directory whose source was given rows of its own.
+    """Refuse an import of received rows into a state directory that holds rows of its sources already.
 
     Raises:
         StateIncompatible: there are such rows.
     """
-    bring = recovery.bring
     if bring is None or bring.is_brought or bring.export.received is None or bring.export.log_id == history.log_id:
         return
     sources = {snapshot.task for snapshot in bring.manifest.tasks if has_received(snapshot)}
-    refuse_own_rows(filesystem, sources | {rename[uid] for uid in sources if uid in rename})
+    sources |= {rename[uid] for uid in sources if uid in rename}
+    refuse_own_rows(filesystem, source_folders(history, sources))
 
 
 def unread_rows(
