@@ -113,10 +113,21 @@ def test_headers_keep_their_order_and_are_null_where_a_record_has_none(named):
     ]
 
 
+TIMED = pa.schema([("topic", pa.string()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC"))])
+
+
 def test_a_time_is_null_where_a_record_has_none_or_one_before_1970():
     messages = [Timed(A, 7, kind=1, millis=1_500), Timed(A, 8, kind=0, millis=9), Timed(A, 9, kind=2, millis=-1)]
-    schema = pa.schema([("topic", pa.string()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC"))])
-    batch = RecordColumns(schema=schema).batch([PartitionRecords(A, messages, 3)])
+    batch = RecordColumns(schema=TIMED).batch([PartitionRecords(A, messages, 3)])
     assert batch.column("offset").to_pylist() == [7, 8, 9]
     assert batch.column("topic").to_pylist() == ["a"] * 3
     assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [1_500_000, None, None]
+
+
+def test_a_time_is_null_where_it_is_later_than_spark_can_hold():
+    last = (2**63 - 1) // 1_000
+    nanos = 1_700_000_000_000_000_000  # sent as milliseconds
+    messages = [Timed(A, place, millis=millis) for place, millis in enumerate([nanos, last + 1, last, 2**63 - 1])]
+    batch = RecordColumns(schema=TIMED).batch([PartitionRecords(A, messages, 4)])
+    assert batch.column("offset").to_pylist() == [0, 1, 2, 3]
+    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [None, None, last * 1_000, None]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from typing import Any
+
+import pyarrow as pa
 import pytest
 
 from core.kinesis_kit import Bench
-from kinesis_fake import throttled
+from kinesis_fake import refusal, throttled
 from penstock.connectors.kinesis.aggregation import UserRecord, pack
+from penstock.connectors.kinesis.client import StreamAddress
+from penstock.connectors.kinesis.fetch import FetchedRecord
+from penstock.connectors.kinesis.frames import ShardRangeReader
 from penstock.connectors.kinesis.positions import After
+from penstock.connectors.kinesis.probe import ShardProber
 from penstock.connectors.kinesis.ranges import RangeFailed, explain, read_range, row_count
 from penstock.connectors.kinesis.reader import RangesBatch
-from penstock.errors import SourceUnavailable
+from penstock.connectors.secrets import env
+from penstock.errors import ConnectorError, SourceUnavailable
 from penstock.interfaces.source import NoData, PlannedBatch
 from planted import of_kinesis  # noqa: F401
 from planted.bug import planted
@@ -144,6 +154,32 @@ def test_records_that_were_deleted_before_a_task_read_them_fail_it_and_the_job_r
     assert "may be kept no longer" in str(error)
 
 
+def test_a_right_that_a_task_lacks_fails_the_job_for_good():
+    bench = executors()
+    task = planned_range(bench)
+    bench.stream.errors["GetRecords"] = [refusal("AccessDeniedException", "GetRecords")]
+    with pytest.raises(RangeFailed) as failed:
+        bench.task_rows(task)
+    error = explain(failed.value)
+    assert type(error) is ConnectorError
+    assert not error.retry
+    assert "Not allowed to use stream orders" in str(error)
+
+
+def test_a_secret_that_executors_lack_fails_the_job_for_good(monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    address = StreamAddress(stream="orders", region="eu-west-1", options={"aws_secret_access_key": env("NOT_SET")})
+    tasks = ((planned_range(executors()),),)
+    unused: Any = None
+    reader = ShardRangeReader(batch=1, tasks=tasks, columns=unused, address=address, counts=unused)
+    with pytest.raises(RangeFailed) as failed:
+        next(reader(iter([pa.record_batch({"number": [0]})])))
+    error = explain(failed.value)
+    assert error is not None
+    assert not error.retry
+    assert "Environment variable NOT_SET is not set" in str(error)
+
+
 def test_a_range_whose_last_record_is_missing_fails():
     bench = executors()
     task = planned_range(bench)
@@ -176,6 +212,34 @@ def test_two_reads_of_a_range_that_count_other_rows_fail_the_batch():
     assert row_count((), "s") is None
     with pytest.raises(SourceUnavailable, match="had 4 and 5 records"):
         row_count((5, 4), "s")
+
+
+class TakenMeanwhile(deque):
+    """A buffer that a thread of the reader empties as soon as somebody has seen that it is not empty."""
+
+    def __init__(self, records, prober):
+        super().__init__(records)
+        self._taker = threading.Thread(target=prober.take, args=(len(records),))
+
+    def __bool__(self):
+        self._taker.start()
+        self._taker.join(0.2)
+        return True
+
+    def wait(self):
+        self._taker.join()
+
+
+def test_when_a_prober_is_due_does_not_depend_on_when_its_buffer_is_emptied():
+    bench = executors()
+    put_over_time(bench, 0, 600)
+    bench.next_plan()
+    (prober,) = (each for each in bench.reader._pool._steppers if isinstance(each, ShardProber))
+    buffer = prober._buffer = TakenMeanwhile([FetchedRecord(7, 0, b"", "k", None, 0)], prober)
+    prober._jumped = (7, 0)
+    assert prober.due is None, "it waits for its records to be taken"
+    buffer.wait()
+    assert not len(buffer)
 
 
 def test_executors_read_while_there_are_many_shards():

@@ -11,8 +11,10 @@ from itertools import pairwise
 
 import pytest
 
+from core.checkpointer_kit import Patience
 from core.kinesis_kit import Bench
 from kinesis_fake import EPOCH, HOUR, refusal, throttled
+from penstock.clock import MonotonicTime
 from penstock.connectors.kinesis import fetch
 from penstock.connectors.kinesis.aggregation import MAGIC, UserRecord, pack
 from penstock.connectors.kinesis.positions import AtTime, Finished
@@ -22,6 +24,7 @@ from penstock.errors import ConnectorError, SourceChanged, SourceUnavailable
 from penstock.facts import OffsetsLost, PartitionsFound, SourceLag
 from penstock.interfaces.source import CaughtUp, NoData, PlannedBatch, ReadLimit, Until
 from penstock.observability.report import Report
+from penstock.testing.clock import ManualClock
 
 ZERO, ONE, TWO, THREE = (f"shardId-{number:012d}" for number in range(4))
 
@@ -659,3 +662,32 @@ def test_records_of_an_aggregate_outside_of_the_shard_are_kept():
 
 def test_nothing_to_read_is_no_data():
     assert isinstance(Bench().poll(), NoData)
+
+
+class BrokenStepper:
+    """A fetcher with a bug."""
+
+    def __init__(self, broken: str) -> None:
+        self._broken = broken
+
+    @property
+    def due(self) -> MonotonicTime:
+        if self._broken == "due":
+            raise IndexError(self._broken)
+        return MonotonicTime(0)
+
+    def step(self, now: MonotonicTime) -> None:
+        raise IndexError(self._broken)
+
+
+@pytest.mark.parametrize("broken", ["due", "step"])
+def test_an_error_in_a_thread_of_fetchers_is_raised_in_the_readers(broken):
+    pool = fetch.FetchPool(ManualClock(), threads=2)
+    try:
+        pool.add(BrokenStepper(broken))
+        (thread,) = pool._threads
+        thread.join(Patience.seconds)
+        with pytest.raises(IndexError, match=broken):
+            pool.run_due(MonotonicTime(0))
+    finally:
+        pool.close()

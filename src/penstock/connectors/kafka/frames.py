@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _NO_TIMESTAMP: Final = 0
 """confluent-kafka's type of the timestamp of a record that has none."""
+_LAST_MILLIS: Final = (2**63 - 1) // 1_000
+"""The last time that Spark's microseconds can hold. A producer that takes nanoseconds for milliseconds is beyond it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,14 +135,14 @@ def _offset(messages: Sequence[Message], type: Any) -> Any:
 
 
 def _timestamp(messages: Sequence[Message], type: Any) -> Any:
-    """``NULL`` for a record without one, which some brokers write as a time before 1970."""
+    """``NULL`` for a record without one, which some brokers write as a time before 1970, and for one beyond Spark's."""
     import numpy as np
     import pyarrow as pa
 
     timestamp = messages[0].__class__.timestamp  # called in C for each record
     found = np.fromiter(chain.from_iterable(map(timestamp, messages)), np.int64, 2 * len(messages))
     kinds, millis = found[::2], found[1::2]
-    missing = (kinds == _NO_TIMESTAMP) | (millis < 0)
+    missing = (kinds == _NO_TIMESTAMP) | (millis < 0) | (millis > _LAST_MILLIS)
     return pa.array(millis, mask=missing).cast(pa.timestamp("ms", type.tz)).cast(type)
 
 

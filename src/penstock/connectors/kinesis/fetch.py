@@ -504,6 +504,8 @@ MAX_THREADS: Final = 32
 class FetchPool:
     """Runs fetchers when they are due: on threads, or within ``run_due`` if there are none.
 
+    Threads hold the pool's lock while they ask for ``due``, which may take a fetcher's lock: never the other way round.
+
     Args:
         clock: for what is due.
         threads: most threads. 0 for tests, whose clock stands still meanwhile.
@@ -541,7 +543,7 @@ class FetchPool:
             self._changed.notify_all()
 
     def run_due(self, now: MonotonicTime) -> None:
-        """Without threads, run all that is due at ``now``, until nothing is. Raises what a step has raised.
+        """Without threads, run all that is due at ``now``, until nothing is. Raises what a fetcher has raised.
 
         No failure of a request is raised here: fetchers keep those.
         """
@@ -561,14 +563,16 @@ class FetchPool:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        while (stepper := self._await_due()) is not None:
-            try:
+        try:
+            while (stepper := self._await_due()) is not None:
                 stepper.step(self._clock.now())
-            except BaseException as error:
-                self._error = error
+                with self._changed:
+                    self._running.discard(id(stepper))
+                    self._changed.notify()
+        except BaseException as error:
             with self._changed:
-                self._running.discard(id(stepper))
-                self._changed.notify()
+                self._error = error
+                self._changed.notify_all()  # all threads end
 
     def _await_due(self) -> Stepper | None:
         with self._changed:

@@ -1,4 +1,4 @@
-"""Records of Kinesis to Arrow, and Arrow to Spark frames. The driver has fetched the records, or Python workers do."""
+"""Kinesis records to Arrow, and Arrow to Spark frames. The driver or Python workers fetch the records."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ShardRangeReader:
         tasks: the ranges of each task.
         columns: makes the rows.
         address: the stream; secrets by reference.
-        counts: gets the number of rows of each range that was read to its end.
+        counts: gets the number of rows of each range that was read to its end, and what was throttled.
     """
 
     batch: int
@@ -150,7 +150,7 @@ class ShardRangeReader:
                     rows += len(portion)
                     yield self.columns.batch([(shard, portion)])
         except PenstockError as error:
-            raise RangeFailed(str(error)) from error
+            raise RangeFailed(str(error), retry=error.retry) from error
         self.counts.add({_count_name(self.batch, shard): (rows,)})
 
     def _throttled(self, requests: int, micros: int) -> None:
@@ -185,7 +185,7 @@ def _count_name(batch: int, shard: str) -> str:
 
 
 def _as_tasks(ranges: tuple[RangeTask, ...], most: int) -> tuple[tuple[RangeTask, ...], ...]:
-    """Deal ranges out to at most so many tasks."""
+    """Deal ranges out to at most ``most`` tasks."""
     return tuple(ranges[at::most] for at in range(min(most, len(ranges))))
 
 
@@ -240,7 +240,7 @@ class KinesisFrames:
         return self._task_numbers(len(tasks)).mapInArrow(reader, self._schema)
 
     def take_counts(self, batch: int, ranges: Sequence[RangeTask]) -> list[tuple[int, ...]]:
-        """The rows of each range of a batch as each of its reads has counted them; they are not kept."""
+        """Remove and return the row counts of each range of a batch: one for each time that the range was read."""
         names = (_count_name(batch, task.part.shard) for task in ranges)
         return [self._counts.value.pop(name, ()) for name in names]
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from penstock.connectors.kinesis.positions import ShardPosition
 
 MIN_JUMP: Final = 1_000
-"""Milliseconds that a shard is behind before its records are left out by a probe."""
+"""Milliseconds that a shard must be behind for a probe to leave records out."""
 BEFORE_END: Final = 500
 """Milliseconds that a probe stays before the newest record: behind it there may be no answer."""
 PROBE_BYTES: Final = 256 * 1024
 """About the bytes of a page that is read near the end of a shard."""
 MAX_BOUNDS: Final = 1_000
-"""Most records whose numbers wait for batches."""
+"""Most records in the buffer of a prober."""
 
 
 class ShardProber(ShardFetcher):
@@ -59,9 +59,11 @@ class ShardProber(ShardFetcher):
 
     @property
     def due(self) -> MonotonicTime | None:
-        """When to look for the next end; ``None`` while one waits that leaves records out, or many wait."""
-        has_jumped = bool(self._buffer) and self._buffer[-1][:2] == self._jumped
-        return None if has_jumped or len(self._buffer) >= MAX_BOUNDS else super().due
+        """When to look for the next end; ``None`` while an end behind left-out records waits, or the buffer is full."""
+        with self._lock:  # the reader may take the last record meanwhile
+            has_jumped = bool(self._buffer) and self._buffer[-1][:2] == self._jumped
+            is_full = len(self._buffer) >= MAX_BOUNDS
+        return None if has_jumped or is_full else super().due
 
     def _jump_to(self, now: MonotonicTime) -> int | None:
         """The time to look at, in milliseconds since the epoch; ``None``: read what comes."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.clock import Clock, sleep
 from penstock.connectors.kinesis.fetch import FAIL_AFTER, READ_INTERVAL, FetchedRecord, ShardFetcher
-from penstock.errors import SourceUnavailable
+from penstock.errors import ConnectorError, SourceUnavailable
 from penstock.formats import text
 
 if TYPE_CHECKING:
@@ -28,20 +28,27 @@ PORTION_BYTES: Final = 8 * 1024 * 1024
 
 
 class RangeFailed(Exception):
-    """A range cannot be read. ``explain`` finds the message in its text, also in that of another process."""
+    """A range cannot be read. ``explain`` finds the message in its text, also in that of another process.
 
-    def __init__(self, message: str) -> None:
-        super().__init__(MARK + json.dumps({"message": message}))
-        self.message = message
+    Args:
+        message: why.
+        retry: whether a restart of the job can help. It cannot if, for example, a secret or a right is missing.
+    """
+
+    def __init__(self, message: str, *, retry: bool = True) -> None:
+        super().__init__(MARK + json.dumps({"message": message, "retry": retry}))
 
 
-def explain(exception: BaseException) -> SourceUnavailable | None:
+def explain(exception: BaseException) -> ConnectorError | None:
     """The job's error for a Spark job that could not read a range; ``None`` for any other failure.
 
-    The job restarts. If records are lost, its reader finds that out, and does what ``on_lost_records`` says.
+    If records are lost, the job restarts: its reader finds that out, and does what ``on_lost_records`` says.
     """
     details = next(text.parse_marked(exception, MARK), None)
-    return None if details is None else SourceUnavailable(str(details["message"]))
+    if details is None:
+        return None
+    error = SourceUnavailable if details["retry"] else ConnectorError
+    return error(str(details["message"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +128,7 @@ def _until(end: tuple[int, int], records: list[FetchedRecord]) -> list[FetchedRe
 
 def _check(fetcher: ShardFetcher, part: ShardRange, address: StreamAddress) -> None:
     if fetcher.failure is not None:
-        raise RangeFailed(str(fetcher.failure))
+        raise RangeFailed(str(fetcher.failure), retry=fetcher.failure.retry)
     if fetcher.lost is not None:
         raise _failed(part, address, "records of it may be kept no longer")
 
