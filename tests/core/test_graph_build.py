@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import subprocess
 import sys
 
@@ -224,6 +225,77 @@ def test_sql_takes_exactly_one_stream_and_every_part_by_name():
     }
     for message, make in cases.items():
         assert message in refused(make)
+
+
+def test_a_brace_of_a_query_is_written_twice_as_in_sparks_own_sql():
+    p = ps.Pipeline("demo")
+    p.sql("SELECT {n.value}, {n[at]} FROM {n} WHERE s RLIKE '^[0-9]{{3}}$' AND t <> '{{\"a\": 1}}'", n=numbers(p))
+    assert len(p.graph().nodes) == 2
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM {n} WHERE s RLIKE '^[0-9]{3}$'",
+        "SELECT * FROM {n} WHERE s = '{\"a\": 1}'",
+        "SELECT * FROM {n} WHERE s = '}'",
+        "SELECT * FROM {n} WHERE s = '{'",
+        "SELECT * FROM {n} WHERE s = '{}'",
+        "SELECT * FROM {n!r}",
+        "SELECT * FROM {n:>{width}}",
+        "SELECT * FROM {n:{}}",
+    ],
+)
+def test_a_brace_of_a_query_that_stands_alone_is_refused(query):
+    assert "Write {{ and }} for braces that are part of the SQL" in refused(lambda p: p.sql(query, n=numbers(p)))
+
+
+def test_what_is_no_source_and_no_query_is_refused():
+    class Mine:
+        def open(self, context, resume):
+            raise NotImplementedError
+
+    cases = {
+        "read() cannot take <class 'penstock.connectors.rate.Source'>. Give it a source": ps.rate.Source,
+        "read() cannot take 'orders/'. Give it a source": "orders/",
+        "test_what_is_no_source_and_no_query_is_refused.<locals>.Mine'>. Give it a source": Mine,
+    }
+    for message, source in cases.items():
+        assert message in refused(lambda p, source=source: p.read("in", source))
+    ps.Pipeline("demo").read("in", Mine())
+    for query in (5, None, ps.rate.Source(1)):
+        told = refused(lambda p, query=query: p.table("t", query))
+        assert f"table() cannot take {query!r}. Give it SQL, as in" in told
+    assert "sql() cannot take 5. Give it SQL" in refused(lambda p: p.sql(5, n=numbers(p)))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: ps.rate.Source(float("inf")), "rows_per_second=inf is not possible. Give a number above 0."),
+        (lambda: ps.rate.Source(float("nan")), "rows_per_second=nan is not possible."),
+        (lambda: ps.rate.Source(True), "rows_per_second=True is not possible."),
+        (lambda: ps.rate.Source("10"), "rows_per_second='10' is not possible."),
+        (lambda: ps.rate.Source(1, limit=2.5), "limit=2.5 is not possible. Give a whole number of at least 0."),
+        (lambda: ps.generator.Source(id, rows_per_second=float("inf")), "rows_per_second=inf is not possible."),
+        (lambda: ps.generator.Source(id, rows=2.5), "rows=2.5 is not possible. Give a whole number of at least 0."),
+        (lambda: ps.generator.Source(id, rows=True), "rows=True is not possible."),
+        (lambda: ps.generator.Source(id, rows=-1), "rows=-1 is not possible."),
+        (lambda: ps.generator.Source(id, per_batch=1.5), "per_batch=1.5 is not possible. Give a whole number"),
+    ],
+)
+def test_a_source_that_counts_refuses_an_impossible_number(make, told):
+    with pytest.raises(ps.GraphError, match=re.escape(told)):
+        make()
+
+
+def test_a_source_that_counts_is_described_with_numbers_that_people_read():
+    assert ps.generator.Source(id, rows=1).describe() == "generator of 1 row"
+    assert ps.generator.Source(id, rows=2_000, rows_per_second=1e6).describe() == (
+        "generator of 2,000 rows, 1,000,000 rows/s"
+    )
+    assert ps.generator.Source(id, rows_per_second=0.25).describe() == "generator of rows, 0.25 rows/s"
+    assert ps.rate.Source(1_234_567).describe() == "rate 1,234,567 rows/s"
 
 
 SPARKS_NAMES = {

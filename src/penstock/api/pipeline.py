@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from string import Formatter
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from penstock.api.arguments import check_choice, check_pace, check_pipeline_name, check_same
 from penstock.api.stream import Stream
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from penstock.interfaces.source import Source
 
 OnTableError = Literal["fail", "keep"]
-_FIELD = re.compile(r"\{(\w+)")
+_PART: Final = re.compile(r"([^\W\d]\w*)([.\[].*)?")
+"""A name in braces, and perhaps a column of it, as in ``{n}``, ``{n.user}`` and ``{n[user]}``."""
 
 
 @short_tracebacks
@@ -68,7 +70,7 @@ class Pipeline:
         """
         origin = call_site()
         check_uid(uid, origin)
-        if not hasattr(source, "open"):
+        if isinstance(source, type) or not hasattr(source, "open"):
             msg = f"read() cannot take {source!r}. Give it a source such as ps.files.Source(…)."
             raise GraphError(msg, uid=uid, where=str(origin))
         check_pace(pace, source, uid, origin)
@@ -94,6 +96,7 @@ class Pipeline:
         if name in self._tables:
             msg = f"Table {name!r} is declared already, at {self._tables[name].origin}. Give this one another name."
             raise GraphError(msg, where=str(origin))
+        _check_query("table", query, "SELECT * FROM countries", origin)
         micros = None if refresh is None else parse_duration("refresh", refresh, least=1)
         check_choice("on_error", on_error, get_args(OnTableError), origin)
         self._tables[name] = Table(
@@ -105,7 +108,8 @@ class Pipeline:
         """Return the rows of a row-wise SQL query over exactly one stream and any declared tables.
 
         Args:
-            query: with the parts in braces: ``"SELECT o.*, c.country FROM {o} o LEFT JOIN {c} c USING (user)"``.
+            query: with the parts in braces: ``"SELECT o.*, c.country FROM {o} o LEFT JOIN {c} c USING (user)"``. Braces
+                that are part of the SQL are written twice: ``RLIKE '^[0-9]{{3}}$'``.
             **parts: the stream and the tables, by their names in braces.
 
         >>> import penstock as ps
@@ -115,6 +119,7 @@ class Pipeline:
         <Stream of sql>
         """
         origin = call_site()
+        _check_query("sql", query, "SELECT * FROM {stream}", origin)
         streams = {name: part for name, part in parts.items() if isinstance(part, Stream)}
         tables = {name: part for name, part in parts.items() if isinstance(part, TableRef)}
         self._check_parts(query, parts, streams, tables, origin)
@@ -154,7 +159,7 @@ class Pipeline:
         if len(streams) != 1:
             msg = f"sql() needs exactly one stream, got {len(streams)}. Tables come from p.table(…)."
             raise GraphError(msg, where=where)
-        named = _FIELD.findall(query)
+        named = _part_names(query, origin)
         for name in sorted({*named, *parts}):
             if name not in parts:
                 msg = f"The query of sql() has {{{name}}}, but {name} is not given. Add {name}=, a stream or a table."
@@ -176,6 +181,40 @@ class Pipeline:
     def graph(self) -> Graph:
         """Return the graph as it is so far, unchecked."""
         return Graph(name=self.name, origin=self._origin, nodes=tuple(self._nodes), tables=tuple(self._tables.values()))
+
+
+def _check_query(verb: str, query: object, example: str, origin: CallSite) -> None:
+    """Refuse a query that is no text."""
+    if not isinstance(query, str):
+        msg = f'{verb}() cannot take {query!r}. Give it SQL, as in "{example}".'
+        raise GraphError(msg, where=str(origin))
+
+
+def _part_names(query: str, origin: CallSite) -> set[str]:
+    """Return the names in the braces of a query, found as PySpark finds them.
+
+    Raises:
+        GraphError: a brace is not around a name.
+    """
+    wrong: list[str] = []
+    names: set[str] = set()
+    try:
+        fields = [field for field in Formatter().parse(query) if field[1] is not None]
+    except ValueError as error:
+        fields, wrong = [], [str(error)]
+    for _, name, spec, conversion in fields:
+        found = _PART.fullmatch(name or "")
+        if found is None or spec or conversion:
+            wrong.append(f"{{{name}{f':{spec}' if spec else ''}}}")
+        else:
+            names.add(found[1])
+    if wrong:
+        msg = (
+            f"The query of sql() has a brace that is not around the name of a part ({wrong[0]}). Write {{{{ and }}}} "
+            "for braces that are part of the SQL."
+        )
+        raise GraphError(msg, where=str(origin))
+    return names
 
 
 @short_tracebacks

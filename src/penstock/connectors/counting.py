@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -59,12 +60,14 @@ class Rate:
         """The rate, to a millionth of a row.
 
         Raises:
-            GraphError: it is not above zero.
+            GraphError: it is no finite number above zero.
 
         >>> Rate.of(2.5)
         Rate(rows=5, seconds=2)
         """
-        exact = Fraction(rows_per_second).limit_denominator(1_000_000) if rows_per_second > 0 else Fraction(0)
+        is_number = isinstance(rows_per_second, (int, float)) and not isinstance(rows_per_second, bool)
+        is_possible = is_number and 0 < rows_per_second < math.inf
+        exact = Fraction(rows_per_second).limit_denominator(1_000_000) if is_possible else Fraction(0)
         if exact <= 0:
             msg = f"rows_per_second={rows_per_second!r} is not possible. Give a number above 0."
             raise GraphError(msg)

@@ -13,7 +13,8 @@ from penstock.connectors.counting import (
     Rate,
     built_schema,
 )
-from penstock.errors import GraphError, PenstockError, UserFunctionError, sentence
+from penstock.connectors.limits import check_limit
+from penstock.errors import PenstockError, UserFunctionError, sentence
 from penstock.handles import Guarantee, Position
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Source:
         GraphError: a number is impossible.
 
     >>> Source(lambda frame: frame.selectExpr("n AS id", "n % 7 AS user"), rows=1000).describe()
-    'generator of 1000 rows'
+    'generator of 1,000 rows'
     """
 
     build: Callable[[DataFrame], DataFrame]
@@ -60,12 +61,8 @@ class Source:
     def __post_init__(self) -> None:
         if self.rows_per_second is not None:
             Rate.of(self.rows_per_second)
-        if self.rows is not None and self.rows < 0:
-            msg = f"rows={self.rows} is not possible. Give 0 or more."
-            raise GraphError(msg)
-        if self.per_batch < 1:
-            msg = f"per_batch={self.per_batch} is not possible. Give 1 row or more."
-            raise GraphError(msg)
+        check_limit("rows", self.rows, least=0)
+        check_limit("per_batch", self.per_batch)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -113,7 +110,7 @@ class Source:
         return rows
 
     def has_more(self, position: Position) -> bool:
-        """Whether not all rows were made."""
+        """Whether there are rows still to be made."""
         return self.rows is None or CountPosition.decode(KIND, position).next < self.rows
 
     def replayed(self, end: Position | None) -> Source:
@@ -122,6 +119,6 @@ class Source:
 
     def describe(self) -> str:
         """Number of rows and rate, for people."""
-        count = "rows" if self.rows is None else f"{self.rows} rows"
-        pace = "" if self.rows_per_second is None else f", {self.rows_per_second:g} rows/s"
+        count = "rows" if self.rows is None else f"{self.rows:,} row{'s' * (self.rows != 1)}"
+        pace = "" if self.rows_per_second is None else f", {self.rows_per_second:,.10g} rows/s"
         return f"generator of {count}{pace}"

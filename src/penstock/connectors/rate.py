@@ -13,7 +13,7 @@ from penstock.connectors.counting import (
     NumberFrames,
     Rate,
 )
-from penstock.errors import GraphError
+from penstock.connectors.limits import check_limit
 from penstock.handles import Guarantee, Position
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ class Source:
 
     def __post_init__(self) -> None:
         Rate.of(self.rows_per_second)
-        if self.limit is not None and self.limit < 0:
-            msg = f"limit={self.limit} is not possible. Give 0 rows or more."
-            raise GraphError(msg)
+        check_limit("limit", self.limit, least=0)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -97,4 +95,4 @@ class Source:
 
     def describe(self) -> str:
         """The rate, for people."""
-        return f"rate {self.rows_per_second:g} rows/s"
+        return f"rate {self.rows_per_second:,.10g} rows/s"
