@@ -266,6 +266,7 @@ def test_a_file_that_may_not_be_read_is_named_before_spark_calls_it_vanished(fee
         ("csv", "mode", r"cannot be set.* read the lines as text and use parse_csv\(…, on_error='split'\)"),
         ("json", "mode", r"cannot be set.* use parse_json\("),
         ("text", "wholetext", "no effect when text is read. Leave it out."),
+        ("text", "lineSep", "no effect when text is read. Leave it out."),
     ],
 )
 def test_an_option_without_effect_is_refused(format, option, hint):

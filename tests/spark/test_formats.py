@@ -44,6 +44,16 @@ def test_split_keeps_good_columns_on_one_side_and_whole_bad_rows_on_the_other(fr
     assert sorted(told) == [2, 3, 4, 6]
 
 
+MORE_THAN_A_RECORD = [
+    '{"id": 1}}',
+    '{"id": 1}} more',
+    '{"id": 1}, "more": 2',
+    '{"id": 1}, {"id": 2}',
+    '{"id": 1}]} more',
+]
+"""Texts that begin with a good record."""
+
+
 @pytest.mark.parametrize(
     ("record", "told"),
     [
@@ -57,6 +67,7 @@ def test_split_keeps_good_columns_on_one_side_and_whole_bad_rows_on_the_other(fr
         ('{"id": 1, "a b": "c"}', "field 'a b' is not of its declared type int"),
         ('{"id": 1', "malformed JSON"),
         ("[1]", "malformed JSON"),
+        *((record, "malformed JSON, or a field that is not of its declared type") for record in MORE_THAN_A_RECORD),
     ],
 )
 def test_the_field_that_is_wrong_is_named(spark, record, told):
@@ -66,13 +77,41 @@ def test_the_field_that_is_wrong_is_named(spark, record, told):
     assert row._error == f"{told}: {record}"
 
 
-def test_the_place_of_a_row_is_its_offset_or_its_file(spark):
-    row = "'orders' AS topic, 3 AS partition, 17L AS offset, '/in/a.txt' AS _file"
+@pytest.mark.parametrize("name", ["_penstock_records", "value"])
+def test_a_record_may_have_the_names_of_its_envelope(spark, name):
+    schema = text.struct_type(spark, f"id LONG, {name} STRING")
+    frame = spark.createDataFrame([(f'{{"id": 1, "{name}": "x"}}',)], "value STRING")
+    ((decoded, why),) = text.decode_json(frame, "value", schema).select("_parsed", "_bad").collect()
+    assert (tuple(decoded), why) == ((1, "x"), None)
+
+
+def test_a_null_in_place_of_a_line_of_csv_fails_with_the_ways_out_for_csv(spark):
+    schema = text.struct_type(spark, "id LONG")
+    decoded = text.decode_csv(spark.sql("SELECT CAST(NULL AS STRING) AS value"), "value", schema)
+    with pytest.raises(Exception, match=r"penstock\.decode:") as failure:
+        text.failfast(decoded, "value").count()
+    told = str(text.explain(failure.value))
+    assert told.startswith("A row: malformed CSV: null value.")
+    assert "parse_csv(" in told
+    assert "parse_json(" not in told
+
+
+def test_the_place_of_a_row_is_its_offset_its_shard_or_its_file(spark):
+    row = (
+        "'orders' AS topic, 3 AS partition, 17L AS offset, '/in/a.txt' AS _file, 'shardId-0' AS shard, "
+        "'495' AS sequence_number"
+    )
     told = [
         spark.sql(f"SELECT {text.place_of(names)} FROM (SELECT {row})").first()[0]
-        for names in (["value", "topic", "partition", "offset"], ["_file", "offset"])
+        for names in (
+            ["value", "topic", "partition", "offset"],
+            ["_file", "offset"],
+            ["data", "shard", "sequence_number"],
+        )
     ]
-    assert told == ["orders/3, offset 17", "/in/a.txt"]
+    assert told == ["orders/3, offset 17", "/in/a.txt", "Shard shardId-0, sequence number 495"]
+    unused = f"SELECT {text.place_of(['shard', 'sequence_number'])} FROM (SELECT 's' AS shard, NULL AS sequence_number)"
+    assert spark.sql(unused).first()[0] == "Shard s"
     assert text.place_of(["value", "offset"]) is None
 
 

@@ -266,7 +266,7 @@ _BLOCK_BYTES: Final = 4 * 1024 * 1024
 _MAX_VALUE_BYTES: Final = 32 * 1024
 """Longer values are left to Spark. So no name has more than the 50,000 characters that Jackson accepts."""
 _MAX_DEPTH: Final = 900
-"""Most levels of a value, and most digits of a number. Jackson accepts 1,000, and Spark's envelope is a level."""
+"""Most levels of a value, and most digits of a number. Jackson accepts 1,000, and Spark's envelope is two."""
 _SPACE: Final = b" \t\r\n"
 _LOOK_BACK: Final = 32
 """Bytes before a bare word that are searched for the beginning of a value."""

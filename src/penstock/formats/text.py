@@ -36,7 +36,8 @@ _PATH: Final = ("$['", "']")
 """Around the name of a field, as ``get_json_object`` takes it."""
 _FIELD: Final = "field '"
 _NOT_OF_TYPE: Final = "' is not of its declared type "
-_MALFORMED: Final = "malformed"
+_MALFORMED_CSV: Final = "malformed CSV"
+"""How each reason begins for which a record of CSV is bad: ``explain`` has other advice for it."""
 _JSON_REMEDY: Final = (
     "To keep such rows aside instead of failing, read them as text and use "
     "parse_json('value', schema, on_error='split')."
@@ -46,6 +47,10 @@ _CSV_REMEDY: Final = (
     "to keep such lines aside, read the file as text and use parse_csv('value', schema, on_error='split')."
 )
 _CORRUPT = "_penstock_corrupt"
+_RECORDS: Final = "_penstock_records"
+"""The array in which a JSON record stands while it is decoded."""
+_END: Final = "_penstock_end"
+"""The field behind that array."""
 _RESERVED = frozenset(
     {"mode", "columnnameofcorruptrecord", "lineseparator", "linesep", "multiline", "encoding", "charset"}
 )
@@ -81,7 +86,7 @@ def check_options(options: Mapping[str, object], format: str) -> dict[str, str]:
     """
     effective = _EFFECTIVE[format]
     for name in options:
-        if name.lower() in _RESERVED and format != "parquet":
+        if name.lower() in _RESERVED and format in ("json", "csv"):
             parse = "parse_json" if format == "json" else "parse_csv"
             msg = (
                 f"Option {name!r} cannot be set, because each record is a text of its own, and a bad one fails the "
@@ -164,14 +169,19 @@ def decode_json(
     >>> decoded = decode_json(frame, "value", schema)  # doctest: +SKIP
     >>> parsed, bad = drop_malformed(decoded, "value"), malformed(decoded)  # doctest: +SKIP
     """
-    record = _json_envelope(column, schema, options)
-    return _staged(frame, column, record, f"{DECODED}.v", "JSON", schema, done=done)
+    record = f"CASE WHEN size({DECODED}.{_RECORDS}) = 1 AND {DECODED}.{_END} THEN get({DECODED}.{_RECORDS}, 0) END"
+    why = _reason(column, record, _json_problem(f"CAST({quoted(column)} AS STRING)", record, schema))
+    return _staged(frame, column, _json_envelope(column, schema, options), record, why, done=done)
 
 
 def _json_envelope(column: str, schema: StructType, options: Mapping[str, object] | None) -> str:
-    """Decode inside an added object, so that text after the record, or a bare ``null``, is an error too."""
-    wrapped = f"concat('{{\"v\":', CAST({quoted(column)} AS STRING), '}}')"
-    columns = string_literal(f"v {_sql_type(schema)}, {_CORRUPT} STRING")
+    """Decode the text as the only element of an array, in an object with another field behind it.
+
+    Spark reads one value and ignores what follows. So text behind the record, which would close the object, or bring
+    another value into it, is found by the lack of the field, or by the number of elements.
+    """
+    wrapped = f"concat('{{\"{_RECORDS}\":[', CAST({quoted(column)} AS STRING), '],\"{_END}\":true}}')"
+    columns = string_literal(f"{_RECORDS} ARRAY<{_sql_type(schema)}>, {_END} BOOLEAN, {_CORRUPT} STRING")
     return f"from_json({wrapped}, {columns}, {_options(options, _JSON)})"
 
 
@@ -181,11 +191,12 @@ def decode_csv(
     """Like ``decode_json``, for lines of CSV. Too few or too many fields are bad; quoted line breaks are too."""
     outer = ", ".join([*(f"{quoted(f.name)} {_sql_type(f.dataType)}" for f in schema.fields), f"{_CORRUPT} STRING"])
     record = f"from_csv(CAST({quoted(column)} AS STRING), {string_literal(outer)}, {_options(options, _CSV)})"
-    return _staged(frame, column, record, DECODED, "CSV", schema)
+    why = _reason(column, DECODED, string_literal(_csv_problem(schema)), null=f"{_MALFORMED_CSV}: null value")
+    return _staged(frame, column, record, DECODED, why)
 
 
 MULTI_LINE: Final = {**_CSV, "multiLine": "true"}
-"""Options of Spark's reader of CSV files, as ``decoded_csv`` takes its frame."""
+"""Options with which Spark's reader of CSV files makes the frame that ``decoded_csv`` takes."""
 
 
 def with_corrupt(schema: StructType) -> StructType:
@@ -196,7 +207,7 @@ def with_corrupt(schema: StructType) -> StructType:
 
 
 def decoded_csv(frame: DataFrame, schema: StructType, file: str) -> DataFrame:
-    """Like ``decode_csv``, of records that Spark's reader has decoded; ``value`` is what a bad one is.
+    """Like ``decode_csv``, for records that Spark's reader has decoded. ``value`` is the text of a bad one.
 
     ``file`` is SQL for the column ``_file``.
     """
@@ -211,31 +222,30 @@ def decoded_csv(frame: DataFrame, schema: StructType, file: str) -> DataFrame:
 
 
 def _csv_problem(schema: StructType) -> str:
-    return f"{_MALFORMED} CSV, or a field that is not of its declared type ({schema.simpleString()})"
+    return f"{_MALFORMED_CSV}, or a field that is not of its declared type ({schema.simpleString()})"
 
 
 def _staged(
-    frame: DataFrame, column: str, record: str, inner: str, what: str, schema: StructType, *, done: str | None = None
+    frame: DataFrame, column: str, decoding: str, record: str, why: str, *, done: str | None = None
 ) -> DataFrame:
-    """Decode in one projection and derive the columns in the next one, so that decoding runs once."""
+    """Decode in one projection and derive ``DECODED`` and ``REASON`` in the next one, so that decoding runs once."""
     kept = [quoted(name) for name in frame.columns if name != done]
-    why = _reason(column, inner, f"{DECODED}.{_CORRUPT}", what, schema)
     if done is None:
-        staged = frame.selectExpr(*kept, f"{record} AS {DECODED}")
+        staged = frame.selectExpr(*kept, f"{decoding} AS {DECODED}")
     else:
         undecoded = f"{quoted(done)} IS NULL AND {quoted(column)} IS NOT NULL"
-        staged = frame.selectExpr(*kept, quoted(done), f"CASE WHEN {undecoded} THEN {record} END AS {DECODED}")
-        inner = f"coalesce({quoted(done)}, {inner})"
+        staged = frame.selectExpr(*kept, quoted(done), f"CASE WHEN {undecoded} THEN {decoding} END AS {DECODED}")
+        record = f"coalesce({quoted(done)}, {record})"
         why = f"CASE WHEN {quoted(done)} IS NULL THEN {why} END"
-    return staged.selectExpr(*kept, f"{inner} AS {DECODED}", f"{why} AS {REASON}")
+    return staged.selectExpr(*kept, f"{record} AS {DECODED}", f"{why} AS {REASON}")
 
 
-def _reason(column: str, record: str, corrupt: str, what: str, schema: StructType) -> str:
+def _reason(column: str, record: str, problem: str, *, null: str = "null value") -> str:
+    """SQL for why a record is bad: ``problem``, or ``null`` for a ``NULL`` in the column."""
     value = quoted(column)
-    text = f"CAST({value} AS STRING)"
-    problem = _json_problem(text, record, schema) if what == "JSON" else string_literal(_csv_problem(schema))
-    bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({problem}, ': ', {_shown(text)})"
-    return f"CASE WHEN {value} IS NULL THEN 'null value' {bad} END"
+    shown = _shown(f"CAST({value} AS STRING)")
+    bad = f"WHEN {record} IS NULL OR {DECODED}.{_CORRUPT} IS NOT NULL THEN concat({problem}, ': ', {shown})"
+    return f"CASE WHEN {value} IS NULL THEN {string_literal(null)} {bad} END"
 
 
 def _shown(text: str) -> str:
@@ -320,8 +330,12 @@ def _opened(decoded: DataFrame, records: str, column: str, *, drop_others: bool 
 
 
 def place_of(columns: Iterable[str]) -> str | None:
-    """SQL for where a row came from, as far as its columns say: ``orders/3, offset 17``, or a file."""
+    """SQL for where a row came from, as far as its columns say: ``orders/3, offset 17``, a shard, or a file."""
     known = set(columns)
+    if known.issuperset(("shard", "sequence_number")):
+        # The column of numbers is NULL if no step uses it.
+        number = "coalesce(concat(', sequence number ', CAST(sequence_number AS STRING)), '')"
+        return f"concat('Shard ', CAST(shard AS STRING), {number})"
     if known.issuperset(("topic", "partition", "offset")):
         return "concat(CAST(topic AS STRING), '/', CAST(partition AS STRING), ', offset ', CAST(offset AS STRING))"
     return "CAST(_file AS STRING)" if "_file" in known else None
@@ -356,7 +370,7 @@ def explain(exception: BaseException) -> DecodeError | None:
     for details in parse_marked(exception, DECODE_MARK):
         place = details.get("place") or "A row"
         reason = str(details.get("reason"))
-        remedy = details.get("remedy") or (_CSV_REMEDY if reason.startswith(f"{_MALFORMED} CSV") else _JSON_REMEDY)
+        remedy = details.get("remedy") or (_CSV_REMEDY if reason.startswith(_MALFORMED_CSV) else _JSON_REMEDY)
         return DecodeError(f"{place}: {sentence(reason)} {sentence(remedy)}")
     return None
 
