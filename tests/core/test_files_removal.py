@@ -121,6 +121,74 @@ def test_a_source_that_gets_after_read_later_removes_what_it_has_read_before(fee
     assert feed.present() == []
 
 
+def test_a_source_that_gets_after_read_later_starts_again_after_a_failure_before_its_first_checkpoint(feed, way):
+    feed.options["after_read"] = None
+    feed.put("a.json", "b.json")
+    feed.start().read()
+    before = feed.position
+    feed.options["after_read"] = way
+    for _ in range(3):
+        feed.position = before
+        feed.source.check_rows(before)
+        assert feed.start().read() == []
+        assert feed.present() == ["a.json", "b.json"], "no checkpoint has the lineage yet"
+    feed.complete()
+    assert feed.present() == []
+    feed.position = before
+    with pytest.raises(SourceChanged, match="cannot be told"):
+        feed.start()
+
+
+def test_a_source_that_gets_after_read_later_starts_again_after_an_old_process_of_its_first_start(feed, way):
+    feed.options["after_read"] = None
+    feed.put("a.json")
+    feed.start().read()
+    before = feed.position
+    feed.options["after_read"] = way
+    old = feed.start().reader
+    feed.start()
+    old.position()
+    with pytest.raises(SourceUnavailable, match="Another job"):
+        feed.read()
+    feed.position = before
+    assert feed.start().read() == []
+    feed.complete()
+    assert feed.present() == []
+
+
+def test_a_checkpoint_of_before_after_read_is_not_locked_out_by_a_fresh_start_that_has_removed_nothing(feed, way):
+    feed.options["after_read"] = None
+    feed.put("a.json")
+    feed.start().read()
+    before = feed.position
+    feed.options["after_read"], feed.position = way, None
+    fresh = feed.start().reader
+    feed.position = before
+    feed.start()
+    fresh.position()
+    feed.put("b.json")
+    assert feed.start().read() == ["b.json"]
+
+
+def test_a_checkpoint_of_before_after_read_does_not_go_on_without_a_file_that_an_older_one_lacks(feed, way):
+    feed.options["after_read"] = None
+    feed.put("a.json")
+    feed.start().read()
+    older = feed.position
+    feed.put("b.json")
+    feed.read()
+    newer = feed.position
+    feed.options["after_read"] = way
+    feed.start().read()
+    feed.position = newer
+    feed.start().read()
+    feed.complete()
+    assert feed.present() == []
+    feed.position = older
+    with pytest.raises(SourceChanged, match="cannot be told"):
+        feed.start()
+
+
 def test_folders_below_keep_their_names_in_the_archive(archiving):
     archiving.options["recursive"] = True
     archiving.put("x/a.json", "y/a.json")
@@ -312,6 +380,99 @@ def test_a_checkpoint_that_was_never_noticed_and_was_left_by_a_rewind_does_not_c
     feed.position = unnoticed  # has read b, but not c, which is removed
     with pytest.raises(SourceChanged, match="after a rewind that this checkpoint is not part of"):
         feed.start()
+
+
+def test_starts_without_a_checkpoint_do_not_wear_out_the_checkpoint_that_they_start_from(feed, monkeypatch):
+    monkeypatch.setattr(removal, "_MOST_EARLIER", 3)
+    newest = feed.start().checkpoint()
+    for number in range(7):
+        feed.position = newest
+        feed.put(f"{number}.json")
+        assert len(feed.start().read()) == number + 1
+    assert len(feed.source.removal.record().earlier) <= 3
+    feed.complete()
+    feed.read()
+    newest = feed.position
+    for number in range(7):
+        feed.position = newest
+        feed.put(f"later-{number}.json")
+        assert len(feed.start().read()) == number + 1
+    feed.position = newest
+    assert len(feed.start().read()) == 7
+
+
+def test_starts_without_a_first_checkpoint_do_not_wear_out_the_one_of_before_after_read(feed, way, monkeypatch):
+    monkeypatch.setattr(removal, "_MOST_EARLIER", 3)
+    feed.options["after_read"] = None
+    before = feed.start().checkpoint()
+    feed.options["after_read"] = way
+    for number in range(7):
+        feed.position = before
+        feed.put(f"{number}.json")
+        assert len(feed.start().read()) == number + 1
+
+
+def test_an_outage_does_not_wear_out_older_checkpoints(archiving, monkeypatch):
+    monkeypatch.setattr(removal, "_MOST_EARLIER", 3)
+    savepoint = two_rounds(archiving)
+    archiving.put("d.json")
+    archiving.position = newest = archiving.checkpoint()
+    for number in range(7):
+        archiving.position = newest
+        archiving.put(f"later-{number}.json")
+        assert len(archiving.start().read()) == number + 2
+    archiving.position = savepoint
+    assert archiving.start().read()[:3] == ["b.json", "c.json", "d.json"]
+
+
+def test_a_rewind_is_taken_back_until_it_has_removed_files(feed):
+    feed.put("a.json")
+    feed.start().read()
+    feed.complete()
+    older = feed.checkpoint()
+    feed.put("b.json")
+    feed.read()
+    newer = feed.position
+    for _ in range(2):
+        feed.position = older
+        assert feed.start().read() == ["b.json"]
+        feed.position = newer
+        feed.source.check_rows(newer)
+        feed.start().checkpoint()
+        assert feed.present() == ["b.json"]
+    assert feed.read() == []
+    assert feed.present() == []
+    feed.complete()
+    assert feed.start().read() == []
+
+
+def test_a_rewind_that_has_put_files_back_is_not_taken_back_though_it_has_removed_none(archiving):
+    first = two_rounds(archiving)
+    later = archiving.position
+    archiving.position = first
+    archiving.start()
+    archiving.position = later  # has forgotten the files that are back
+    with pytest.raises(SourceChanged, match="after a rewind that this checkpoint is not part of"):
+        archiving.start()
+
+
+def test_two_rewinds_one_into_the_middle_of_a_round_and_one_before_it_find_their_files(archiving):
+    archiving.put("a.json")
+    archiving.start().read()
+    archiving.complete()
+    first = archiving.checkpoint()
+    archiving.put("b.json")
+    archiving.read()
+    middle = archiving.position
+    for name in ("c.json", "d.json"):  # of middle there was no notice
+        archiving.put(name)
+        archiving.read()
+        archiving.complete()
+    archiving.position = middle
+    assert archiving.start().read() == ["c.json", "d.json"]
+    assert archiving.present() == ["c.json", "d.json"]
+    archiving.position = first
+    assert archiving.start().read() == ["b.json", "c.json", "d.json"]
 
 
 def test_a_rewind_that_is_killed_while_files_are_put_back_is_carried_on(archiving):

@@ -27,13 +27,18 @@ MOVES = st.one_of(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Saved:
     """A complete checkpoint: its position, and the files that its rows come from, which are known by their times."""
 
     position: Position
     read: tuple[int, ...]
     removed_before: frozenset[int]
+    moved: frozenset[int]
+    after: Saved | None
+
+    def line(self):
+        return [self, *(self.after.line() if self.after is not None else [])]
 
 
 class Overtaken(Exception):
@@ -43,28 +48,46 @@ class Overtaken(Exception):
 class Job:
     """A job on a folder, that knows which files its rows come from."""
 
-    def __init__(self, root, way):
-        self.feed = Feed(root, after_read=way, max_files_per_batch=2)
+    def __init__(self, root, way, before):
+        """A first start; before it, so many checkpoints of a job that does not remove its files yet."""
+        self.feed = Feed(root, after_read=way if before == 0 else None, max_files_per_batch=2)
         self.written = []
         self.saved = []
         self.newest = None
         self.old = []  # readers of processes before, each with the newest checkpoint then
         self.starts = 0
+        self.refusable = []  # checkpoints that a lost record, a fresh start or a rewind with files put back has left
         self.start(None)
+        for number in range(before):
+            if number:
+                self.put()
+                self.poll()
+            self.checkpoint()
+        self.feed.options["after_read"] = way
+        if before:
+            self.restart(self.newest)
+
+    def there(self):
+        return {path.stat().st_mtime_ns for path in self.feed.root.glob("*.json")}
 
     def start(self, at):
         """Restart from a checkpoint; ``None`` begins anew with the files that are there."""
         self.feed.position = None if at is None else at.position
         self.starts += 1
-        with self.in_one_process():
-            self.feed.start()
+        before = self.there()
+        try:
+            with self.in_one_process():
+                self.feed.start()
+        finally:
+            if self.there() - before:
+                self.refusable += [each for each in self.saved if at is None or each not in at.line()]
         self.reader = self.feed.reader
         self.newest = at
         self.read = [] if at is None else [*at.read]
         if at is None:
-            there = {path.stat().st_mtime_ns for path in self.feed.root.glob("*.json")}
-            self.removed_before = frozenset(self.written) - there
+            self.removed_before = frozenset(self.written) - self.there()
             self.old.clear()
+            self.refusable = [*self.saved]
         else:
             self.removed_before = at.removed_before
 
@@ -101,7 +124,8 @@ class Job:
     def checkpoint(self):
         with self.in_one_process():
             position = self.feed.checkpoint()
-        self.newest = Saved(position, tuple(self.read), self.removed_before)
+        moved = frozenset(self.written) - self.there()
+        self.newest = Saved(position, tuple(self.read), self.removed_before, moved, self.newest)
         self.saved.append(self.newest)
 
     def notify(self, *, late):
@@ -113,13 +137,24 @@ class Job:
     def rewind(self, back):
         """A rewind that is refused changes nothing; one that is killed is in the log already."""
         target = self.saved[max(0, len(self.saved) - 1 - back)]
+        moved = frozenset(self.written) - self.there()
+        if self.feed.source.removal.record() is None and moved != target.moved:
+            return  # only the record says that files are missing
         try:
             self.feed.source.check_rows(target.position)
         except SourceChanged:
+            if target not in self.refusable and not self.may_remove_after(target):
+                assert moved != target.moved, "no file was removed"
             return
         self.old.append((self.feed.reader, self.newest))
         self.newest = target
         self.start(target)
+        missing = {*self.written} - {*target.read} - target.removed_before - self.there()
+        assert not missing, "it needs files that were removed"
+
+    def may_remove_after(self, target):
+        """Whether files are recorded as removable since, though a crash has come before they were moved."""
+        return self.feed.source.removal.record().read > target.position.detail.get("read", 0)
 
     def go_on_in_an_old_process(self):
         for reader, newest in self.old[-2:]:
@@ -166,6 +201,7 @@ class Job:
             case "lose the record" if self.newest is not None:
                 for record in (self.feed.root / ".penstock").glob("*.json"):
                     record.unlink()
+                self.refusable = [*self.saved]
                 self.restart(self.newest)
             case "go on in an old process":
                 self.go_on_in_an_old_process()
@@ -175,9 +211,13 @@ class Job:
                 self.rewind(back)
 
 
-@given(way=st.sampled_from(["archive", "delete"]), moves=st.lists(MOVES, min_size=4, max_size=20))
-def test_whatever_is_removed_rewound_and_killed_each_file_is_read_once(tmp_path_factory, way, moves):
-    job = Job(tmp_path_factory.mktemp("files") / "in", way)
+@given(
+    way=st.sampled_from(["archive", "delete"]),
+    before=st.integers(0, 3),
+    moves=st.lists(MOVES, min_size=4, max_size=20),
+)
+def test_whatever_is_removed_rewound_and_killed_each_file_is_read_once(tmp_path_factory, way, before, moves):
+    job = Job(tmp_path_factory.mktemp("files") / "in", way, before)
     trouble = nullcontext
     for move in [*moves, "restart"]:
         match move:

@@ -27,6 +27,8 @@ _ROUNDS_OF_A_CHECKPOINT: Final = 4
 """Most rounds with files that a position still names: that of its checkpoint, and of those confirmed late before it."""
 _MOST_EARLIER: Final = 1_000
 """Most earlier lineages that a record keeps: a crash between a barrier and its checkpoint makes one."""
+UNNUMBERED: Final = ""
+"""In a record, the lineage of positions that have none: they were written while the source removed no files."""
 _ROUND: Final = re.compile(r"(\d{12})-(\d{12})")
 
 
@@ -44,7 +46,10 @@ class RemovalRecord:
         read: number of the newest file that is removable now.
         seen: number of the newest file that any checkpoint may have read. A start behind it is another history, in
             which later numbers may mean other files: it has a lineage of its own.
-        earlier: the lineages before it, each with the newest number that still means the same file.
+        earlier: the lineages before it, each with the newest number that still means the same file. A position of
+            ``UNNUMBERED`` has no numbers: what it has read comes after that number.
+        returnable: those of them since which no file was put back. Their positions may be returned to from beyond that
+            number too, as long as no later file is removable: they name all files that they have read since.
         number: of the record: each one that is written has the next number.
         log_id: identity of the log of the owner's job.
         generation: of the owner: see ``SourceContext``.
@@ -56,21 +61,36 @@ class RemovalRecord:
     read: int
     seen: int
     earlier: Mapping[str, int] = field(default_factory=dict)
+    returnable: frozenset[str] = frozenset()
     number: int = 0
     log_id: str = ""
     generation: int = 0
 
     def branch(self, lineage: str, position: FilesPosition) -> RemovalRecord:
-        """The record for a history that leaves this one at a position."""
-        earlier = {each: min(read, position.read) for each, read in self.earlier.items()}
-        earlier[self.lineage] = position.read
+        """The record for a history that goes on from a position, which ``is_rewound`` has not refused.
+
+        Args:
+            lineage: of the new history.
+            position: with numbers: see ``numbered``.
+        """
+        left = position.lineage or UNNUMBERED
+        common = position.read if left == self.lineage else min(position.read, self.earlier[left])
+        # The first ones are dropped first. The lineage that is left comes first: if attempts fail one after the other,
+        # it is that of an attempt without a checkpoint. That of the position comes last: they all start from there.
+        earlier = {self.lineage: common} | {each: min(read, common) for each, read in self.earlier.items()}
+        earlier.pop(left)
+        earlier[left] = common if left == UNNUMBERED else position.read
+        earlier = dict([*earlier.items()][-_MOST_EARLIER:])
+        has_put_back = position.read < self.read
+        returnable = frozenset({UNNUMBERED}) if has_put_back else self.returnable | {self.lineage}
         return replace(
             self,
             lineage=lineage,
             start=min(self.start, position.read),
             read=min(self.read, position.read),
             seen=position.read,
-            earlier=dict([*earlier.items()][-_MOST_EARLIER:]),
+            earlier=earlier,
+            returnable=returnable & earlier.keys(),
         )
 
     @property
@@ -161,7 +181,10 @@ class Removal:
             "start": record.start,
             "read": record.read,
             "seen": record.seen,
-            "earlier": dict(record.earlier),
+            # Apart: older versions, which have no rule for it, would take its positions for such with numbers.
+            "earlier": {lineage: read for lineage, read in record.earlier.items() if lineage != UNNUMBERED},
+            "unnumbered": record.earlier.get(UNNUMBERED),
+            "returnable": sorted(record.returnable),
             "log": record.log_id,
             "generation": record.generation,
         }
@@ -311,13 +334,16 @@ class Removal:
 def _read(path: str, number: int) -> RemovalRecord:
     with open(path, "rb") as file:
         values: Any = json.loads(file.read())
+    earlier = {str(lineage): int(read) for lineage, read in values["earlier"].items()}
+    unnumbered = values.get("unnumbered")  # older records do not say it
     return RemovalRecord(
         lineage=str(values["lineage"]),
         owner=str(values["owner"]),
         start=int(values["start"]),
         read=int(values["read"]),
         seen=int(values["seen"]),
-        earlier={str(lineage): int(read) for lineage, read in values["earlier"].items()},
+        earlier=earlier if unnumbered is None else {**earlier, UNNUMBERED: int(unnumbered)},
+        returnable=frozenset(map(str, values.get("returnable", ()))),
         number=number,
         log_id=str(values.get("log", "")),  # older records do not say it
         generation=int(values.get("generation", 0)),
@@ -330,10 +356,22 @@ def is_rewound(removal: Removal, record: RemovalRecord, position: FilesPosition)
     Raises:
         SourceChanged: the record is not of the position's history, so that numbers say nothing.
     """
-    lineage = position.lineage or ""
-    if lineage != record.lineage and position.read > record.earlier.get(lineage, -1):
+    if position.lineage == record.lineage:
+        return position.read < record.read
+    lineage = position.lineage or UNNUMBERED
+    common = record.earlier.get(lineage, -1)
+    if lineage != UNNUMBERED and position.read <= common:
+        return position.read < record.read
+    if lineage not in record.returnable or record.read > common:
         raise _other_history(removal)
-    return position.read < record.read
+    return False
+
+
+def numbered(record: RemovalRecord, position: FilesPosition) -> FilesPosition:
+    """The position, which ``is_rewound`` has not refused, with the number of its newest file."""
+    if position.lineage is not None:
+        return position
+    return replace(position, read=record.earlier[UNNUMBERED] + len(position.done))
 
 
 def without_removed(removal: Removal, position: FilesPosition) -> FilesPosition:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Final
 from penstock.connectors.files.directory import signature
 from penstock.connectors.files.listing import FileSignature, FilesPosition, forget
 from penstock.connectors.files.removal import (
+    UNNUMBERED,
     Removal,
     RemovalRecord,
     RemovedFile,
     is_rewound,
+    numbered,
     removed_before,
     second_remover,
     sync_folders,
@@ -89,12 +91,13 @@ class FileRemover:
                 raise unwritable(removal, error) from error
         elif record is not None:
             log.warning("source %s: %s", self._uid, removed_before(removal, record))
+        is_lost = record is None and restored.lineage is not None
         if record is None or is_fresh:
             position = self._begin(position, record)
-        else:
+        elif restored.lineage is not None:  # what one without it has read is not recorded as removable yet
             self._hold(restored)  # what was moved after it stays until a checkpoint does not name it any more
         self._lineage = position.lineage or ""
-        if self._earlier:  # the record was lost: an older checkpoint must not be taken for one without removed files
+        if is_lost and self._earlier:  # an older checkpoint must not be taken for one without removed files
             self.planned(position)
         return position
 
@@ -116,22 +119,28 @@ class FileRemover:
             if not read:
                 return position
             self._earlier = {position.lineage: position.read}
+        elif record is None and not newest:  # with an archive and no record, the record is lost
+            self._earlier = {UNNUMBERED: 0}
         return replace(position, lineage=new_id(), read=read)
 
     def _take_over(self, record: RemovalRecord, position: FilesPosition) -> FilesPosition:
         """Become the owner, which stops a reader of an older process, and finish what it has begun."""
         removal, is_back = self._removal, is_rewound(self._removal, record, position)
+        position = numbered(record, position)
         if is_back:
             removal.archived_after(position, record)  # what is refused changes nothing
         record = self._write(self._owned(record))
+        rounds_back = [each for each in removal.rounds() if each[1] > position.read] if is_back else []
         if is_back:  # looked up again: until now the other reader may have moved files
             self._put_back(removal.archived_after(position, record))
+            # Of the first round the position has read files too: they are archived again.
+            record = replace(record, start=min(record.start, rounds_back[0][0]))
         else:
             self._sweep(position)
         if position.lineage != record.lineage or position.read < record.seen:
             record = self._write(record.branch(new_id(), position))
-        if is_back:  # not earlier: after a crash the folders tell that all files are there
-            _remove_empty_folders(removal.store)
+        for start, read in rounds_back:  # not earlier: after a crash the folders tell that all files are there
+            _remove_empty_folders(removal.folder(replace(record, start=start, read=read)), top_too=True)
         self._planned = position.read
         return replace(without_removed(removal, position), lineage=record.lineage)
 
@@ -276,6 +285,7 @@ class FileRemover:
                 read=newest,
                 seen=newest,
                 earlier=self._earlier,
+                returnable=frozenset({UNNUMBERED} & self._earlier.keys()),
                 number=record.number if record is not None else 0,
             )
         if read > record.read:
@@ -348,9 +358,9 @@ def _folders_of(name: str) -> Iterator[str]:
         yield name
 
 
-def _remove_empty_folders(top: str) -> None:
+def _remove_empty_folders(top: str, *, top_too: bool = False) -> None:
     for folder, _, _ in os.walk(top, topdown=False):
-        if folder != top:
+        if folder != top or top_too:
             with suppress(OSError):  # it is not empty
                 os.rmdir(folder)
 
