@@ -50,7 +50,7 @@ class Bench:
     def sink_is_through(self) -> None:
         """It has worked off all there is."""
         self.sink_takes()
-        self.sink.acknowledge()
+        self.sink.acknowledge(self.sink.taken)
 
     @property
     def idle(self) -> set[int]:

@@ -115,8 +115,8 @@ def test_a_batch_that_took_all_is_through_before_the_next_is_read_and_others_are
     bench.channel.take()
     assert not bench.task.step().worked, "it was taken, and is worked on"
     assert woken == [bench.task.doing]
-    bench.channel.acknowledge()
-    bench.channel.acknowledge()
+    bench.channel.acknowledge(bench.channel.taken)
+    bench.channel.acknowledge(bench.channel.taken)
     assert len(woken) == 2, "told once"
     bench.settle_down()
     assert drained(bench.channel) == [["b"], ["c"]], "more waits, so one is read while the other is worked on"
@@ -128,7 +128,7 @@ def test_a_batch_is_not_through_while_anything_sent_behind_it_waits() -> None:
     bench.task.post(barrier(1))
     bench.settle_down()
     bench.channel.take()
-    bench.channel.acknowledge()
+    bench.channel.acknowledge(bench.channel.taken)
     assert not bench.task.step().worked
     bench.channel.take()
     assert bench.task.step().worked

@@ -63,6 +63,27 @@ def barrier(number: int) -> Barrier:
     return Barrier(checkpoint=CheckpointId(number))
 
 
+def test_batches_of_one_input_are_through_while_another_has_a_backlog() -> None:
+    first, last = Bench(2, passes_on=True), Bench(passes_on=False)
+    few, many = first.sources
+    last.sources[0].connect(on_put=lambda: None, on_take=lambda: None)
+    through: list[int] = []
+    for turn in range(30):
+        while many.has_room:
+            many.put(rows("many"))
+        if few.is_drained:
+            few.put(rows("few"))
+        while first.sink.has_room and first.task.step().worked:
+            pass
+        last.sources[0].put(first.sink.take())
+        last.settle_down()
+        first.sink.acknowledge(last.sources[0].through)
+        through.append(few.through)
+        assert not many.is_drained, turn
+        assert first.work.calls.count((0, ["few"])) <= few.through + 1, "the next one comes when the last is through"
+    assert through[-1] >= 5
+
+
 def test_batches_and_control_elements_keep_their_order() -> None:
     bench = Bench(passes_on=True)
     for element in (rows(1), at(5), barrier(1), rows(2)):
@@ -102,7 +123,7 @@ def test_what_was_taken_is_through_once_what_became_of_it_is() -> None:
     sink.take()
     bench.settle_down()
     assert not source.is_drained, "the next one works on it"
-    sink.acknowledge()
+    sink.acknowledge(sink.taken)
     bench.settle_down()
     assert source.is_drained
     source.put(at(5))

@@ -61,7 +61,9 @@ def test_140_an_ended_input_beside_an_idle_one_does_not_lift_the_watermark_to_th
     valve.set_idle(1, True)
     assert valve.advance(0, MAX_WATERMARK) is None
     assert valve.at == 10, "what the idle input brings when it comes back is not late for that"
+    assert valve.all_idle, "tasks downstream are told that they need not wait for it"
     assert valve.advance(1, MAX_WATERMARK) == MAX_WATERMARK
+    assert not valve.all_idle, "it has ended"
 
 
 def test_a_restored_valve_stands_where_its_inputs_stood() -> None:

@@ -23,13 +23,17 @@ class Channel:
     Only batches count towards the capacity, since a barrier must never wait for room. A sender checks
     ``has_room`` before it begins work that may emit, so ``put`` never blocks; one piece of work may exceed the
     capacity by the few batches that it emits.
+
+    Attributes:
+        sent: number of batches that were put.
+        taken: how many of them the receiver has taken.
+        through: how many of them are processed, by the receiver and downstream, as far as it has said.
     """
 
     def __init__(self, *, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._elements: deque[Element] = deque()
-        self._batches = 0
-        self._is_unacknowledged = False  # a batch was taken that is not processed yet
+        self.sent = self.taken = self.through = 0
         self._lock = threading.Lock()
         self._on_put: Callable[[], None] = _ignore
         self._on_take: Callable[[], None] = _ignore
@@ -42,18 +46,18 @@ class Channel:
     @property
     def has_room(self) -> bool:
         """Whether the sender may begin work that emits a batch here."""
-        return self._batches < self._capacity
+        return self.sent - self.taken < self._capacity
 
     @property
     def is_drained(self) -> bool:
         """Whether nothing is queued, and the receiver has acknowledged all batches."""
-        return not self._elements and not self._is_unacknowledged
+        return not self._elements and self.through == self.sent
 
     def put(self, element: Element) -> None:
         """Append an element."""
         with self._lock:
             self._elements.append(element)
-            self._batches += isinstance(element, Batch)
+            self.sent += isinstance(element, Batch)
         self._on_put()
 
     def peek(self) -> Element | None:
@@ -69,24 +73,22 @@ class Channel:
         """
         with self._lock:
             element = self._elements.popleft()
-            is_batch = isinstance(element, Batch)
-            self._batches -= is_batch
-            self._is_unacknowledged |= is_batch
+            self.taken += isinstance(element, Batch)
         self._on_take()
         return element
 
-    def acknowledge(self) -> bool:
-        """Note that all batches taken are processed, here and downstream; returns whether any was unacknowledged."""
+    def acknowledge(self, through: int) -> None:
+        """Note that so many of the batches are processed, by the receiver and downstream."""
         with self._lock:
-            was_unacknowledged, self._is_unacknowledged = self._is_unacknowledged, False
-        if was_unacknowledged:
+            is_new = through > self.through
+            self.through = max(through, self.through)
+        if is_new:
             self._on_take()
-        return was_unacknowledged
 
     def drain(self) -> list[Element]:
         """Remove and return all elements, when the job is torn down."""
         with self._lock:
-            left, self._batches = list(self._elements), 0
+            left, self.taken = list(self._elements), self.sent
             self._elements.clear()
         return left
 
@@ -139,6 +141,15 @@ class TaskOutput:
     def is_drained(self) -> bool:
         """Whether all tasks downstream have processed all that was sent."""
         return all(channel.is_drained for channel in self._channels)
+
+    @property
+    def sent(self) -> tuple[int, ...]:
+        """The number of batches that were sent along each path."""
+        return tuple(channel.sent for channel in self._channels)
+
+    def is_through(self, sent: tuple[int, ...]) -> bool:
+        """Whether all tasks downstream have processed what was sent when ``sent`` was this."""
+        return all(channel.through >= count for channel, count in zip(self._channels, sent, strict=True))
 
     @property
     def is_end(self) -> bool:

@@ -10,7 +10,7 @@ from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, EventTime, MonotonicTim
 from penstock.elements import Batch, Element, ObservedMetrics, SourcePartitions, max_event_times
 from penstock.facts import Counted, Fact, WatermarkHeld
 from penstock.graph.nodes import WithWatermark
-from penstock.runtime.channels import Channel
+from penstock.runtime.channels import Channel, TaskOutput
 from penstock.runtime.watermarks import PartitionWatermarks, WatermarkValve
 
 # ---- one input -------------------------------------------------------------------------------------------------------
@@ -78,6 +78,8 @@ class Input:
             the next poll.
         in_flight_for: how long the source was not polled, since its last batch was not acknowledged yet.
         ahead: rows too far ahead of the wall clock that are not reported yet.
+        waits_for: a number of batches taken here, and what was sent downstream by then; they are acknowledged once that
+            is through.
     """
 
     channel: Channel
@@ -89,6 +91,7 @@ class Input:
     last_polled: MonotonicTime | None = None
     in_flight_for: int = 0
     ahead: int = 0
+    waits_for: tuple[int, tuple[int, ...]] | None = None
 
     @classmethod
     def of(cls, channel: Channel, with_watermark: WithWatermark | None, at: EventTime, upstream: UpstreamInfo) -> Input:
@@ -120,16 +123,22 @@ class Input:
             self.unsettled.append(PendingTimes(metrics, batch.partitions, self.last_polled))
             metrics.when_settled(wake)
 
-    def acknowledge(self, now: MonotonicTime) -> bool:
-        """Note that all that was taken is processed, here and downstream; idleness is counted from now on.
+    def acknowledge(self, now: MonotonicTime, output: TaskOutput) -> None:
+        """Acknowledge the batches that are processed, here and downstream; idleness is counted from the last one on.
 
-        Returns:
-            Whether anything was still unacknowledged.
+        Called when all that was taken is processed here. Other inputs may send more and more downstream, so it does not
+        wait until nothing is left there.
         """
-        is_new = self.channel.acknowledge()
-        if is_new and self.last_polled is not None:
-            self.last_batch, self.in_flight_for = now, now - self.last_polled
-        return is_new
+        while self.channel.through < self.channel.taken:
+            if self.waits_for is None:
+                self.waits_for = (self.channel.taken, output.sent)
+            taken, sent = self.waits_for
+            if not output.is_through(sent):
+                return
+            self.waits_for = None
+            self.channel.acknowledge(taken)
+            if self.last_polled is not None:
+                self.last_batch, self.in_flight_for = now, now - self.last_polled
 
     def advance_from_metrics(self) -> EventTime | None:
         """The generator's watermark after all settled batches, in order; ``None`` if it did not move."""
@@ -198,10 +207,10 @@ class Inputs:
         self._turn = (source + 1) % len(self._inputs)
         return self._inputs[source].channel.take()
 
-    def acknowledge(self, now: MonotonicTime) -> MonotonicTime | None:
-        """Note that all that was taken is processed, here and downstream; returns when to check idleness again."""
-        is_new = [each for each in self._inputs if each.acknowledge(now)]
-        return self.check_idle(now) if is_new else None
+    def acknowledge(self, now: MonotonicTime, output: TaskOutput) -> None:
+        """Acknowledge the batches of each input that are processed, here and downstream."""
+        for each in self._inputs:
+            each.acknowledge(now, output)
 
     def advance(self) -> EventTime:
         """Advance by the event times of settled batches; returns the combined watermark."""

@@ -273,10 +273,11 @@ class StepTask:
             return StepResult()
         self._advance()
         self._take_ready_snapshots()
+        now = self._clock.now()
+        self._inputs.acknowledge(now, self._output)
         if not self._output.has_room:
             self.doing = "waiting for room downstream"
             return StepResult()
-        now = self._clock.now()
         wake = self._inputs.check_idle(now)
         waited, delay = self._waits_for_tick, self._logic.tick(output=self._output)
         self._waits_for_tick = delay is not None
@@ -292,10 +293,6 @@ class StepTask:
                 self._take(source)
                 return StepResult(worked=True, done=len(self._ended) == len(self._inputs))
             wake = _earlier(wake, wait)
-        if self._output.is_drained:
-            wake = _earlier(wake, self._inputs.acknowledge(now))
-            self._advance()  # what became idle by that is told now: nothing else may wake the task
-            self._forward_status()
         aligning = self._barriers.aligning
         self.doing = "idle" if aligning is None else f"aligning checkpoint {aligning}"
         return StepResult(wake_at=wake)

@@ -73,7 +73,8 @@ class WatermarkValve:
     @property
     def all_idle(self) -> bool:
         """Whether no input holds anything back (and not all have ended)."""
-        return bool(self.idle) and len(self.idle | self.ended) == len(self.inputs)
+        live = {i for i, at in enumerate(self.inputs) if i not in self.ended and at != MAX_WATERMARK}
+        return bool(live) and live <= self.idle
 
     def advance(self, source: int, at: EventTime) -> EventTime | None:
         """Take in the watermark of one input; returns the combined one if it rose. A step back is ignored."""
