@@ -16,9 +16,11 @@ from core.runtime_fakes import Clock
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Stopped, host_of
 from penstock.checkpoint.log import Log
+from penstock.control import client
 from penstock.control.client import OwnerCheck, host_identity, is_this_host, mark_released
-from penstock.control.protocol import ControlFiles, RequestKind
+from penstock.control.protocol import ControlFiles, RequestKind, RequestOutcome
 from penstock.errors import JobIsRunning, StorageFailed
+from penstock.filesystem.local import LocalFileSystem
 from penstock.testing.filesystem import MemoryFileSystem
 
 
@@ -88,6 +90,24 @@ def test_L9_an_owner_that_begins_again_while_it_is_asked_lives_too(disk) -> None
 
     with pytest.raises(JobIsRunning, match=r"process 1 on host-a, since 1970-01-01 00:00:00 UTC \(generation 1\)"):
         Start(disk, restarts).check()
+
+
+def test_an_owner_that_is_busy_for_some_seconds_is_not_taken_for_gone_by_who_waits_for_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, clock = Driver(LocalFileSystem(tmp_path / "orders"), "host-a").claim().begin(), Clock()
+
+    def pause(seconds: float) -> None:
+        clock.at += int(seconds * 1_000_000)
+        if clock.at > 12_000_000:
+            owner.look()
+
+    monkeypatch.setattr(client, "sleep", pause)
+    directory = client.JobDirectory(tmp_path, "orders", clock=clock)
+    assert directory.ask(RequestKind.SAVEPOINT, name="good").outcome is RequestOutcome.DONE
+    asked, clock.at = clock.at, -(10**9)
+    assert directory.ask(RequestKind.SAVEPOINT, name="never").outcome is RequestOutcome.FAILED
+    assert clock.at - -(10**9) >= 15_000_000 > asked
 
 
 def test_nobody_is_asked_where_nobody_can_answer(disk) -> None:

@@ -243,6 +243,8 @@ def _exists(pid: int) -> bool:
 
 OWNER_CHECK_INTERVAL: Final = 5.0
 """Seconds without an answer after which the client checks that the owner still lives."""
+MAX_SILENT_CHECKS: Final = 3
+"""Number of checks in a row without an answer after which the owner counts as gone: its disk may be busy for long."""
 
 
 class JobDirectory:
@@ -270,7 +272,10 @@ class JobDirectory:
         self.filesystem: FileSystem = LocalFileSystem(root / job)
         self.files = ControlFiles(self.filesystem)
         self.log = Log(self.filesystem, job=job, new_id=new_id, pause=sleep)
-        self._check = OwnerCheck(job=job, log=self.log, files=self.files, clock=self.clock, new_id=new_id, pause=sleep)
+        self._check = self._new_check()
+
+    def _new_check(self) -> OwnerCheck:
+        return OwnerCheck(job=self.job, log=self.log, files=self.files, clock=self.clock, new_id=new_id, pause=sleep)
 
     def read(self, *, past_unreadable: bool = False) -> History:
         """The log as it is now.
@@ -339,6 +344,7 @@ class JobDirectory:
 
     def _wait(self, request: Request, seconds: float | None) -> Answer:
         deadline = None if seconds is None else self.clock.now() + int(seconds * 1_000_000)
+        silent = 0
         while True:
             left = None if deadline is None else (deadline - self.clock.now()) / 1_000_000
             turn = OWNER_CHECK_INTERVAL if left is None else max(0.0, min(OWNER_CHECK_INTERVAL, left))
@@ -351,8 +357,13 @@ class JobDirectory:
                     f"penstock checkpoints {self.job} shows whether it did."
                 )
                 raise RequestFailed(msg)
-            if self.owner() is None:
+            if self.owner() is not None:
+                silent = 0
+                continue
+            silent += 1
+            if silent == MAX_SILENT_CHECKS or owner_is_gone(self.read()):
                 return self._answer_without_owner(request)
+            self._check = self._new_check()  # that one does not ask a silent owner again
 
     def _answer_without_owner(self, request: Request) -> Answer:
         """An answer written at the last moment, or else the one that the log gives."""
