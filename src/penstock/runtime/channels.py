@@ -88,8 +88,9 @@ class Channel:
     def drain(self) -> list[Element]:
         """Remove and return all elements, when the job is torn down."""
         with self._lock:
-            left, self.taken = list(self._elements), self.sent
+            left = list(self._elements)
             self._elements.clear()
+            self.taken = self.through = self.sent
         return left
 
 
