@@ -265,6 +265,26 @@ def test_L2_what_was_read_before_the_claim_is_read_again_under_it():
     assert owner.history.restore_point.checkpoint == 2
 
 
+def test_L2_the_read_under_the_claim_is_repeated_until_it_is_answered(filesystem):
+    """Otherwise the next attempt of the process takes its own claim for that of another, and ends fenced."""
+    first = claim(filesystem, ids="a")
+    log, pause = log_on(filesystem, ids="b")
+    filesystem.fail("read", StorageFailed("no answer"), path=paths.entry(1), times=2)
+    second = log.claim(CLAIM, after=first.generation)
+
+    assert (second.generation, pause.seconds) == (1, [0.1, 0.2])
+    assert claim(filesystem, ids="c", after=second.generation).generation == 2
+
+
+def test_L2_a_claim_that_is_overtaken_while_that_read_is_repeated_refuses(filesystem):
+    first = claim(filesystem, ids="a")
+    log, _ = log_on(filesystem, lambda: claim(filesystem, ids="c", pid=2), ids="b")
+    filesystem.fail("read", StorageFailed("no answer"), path=paths.entry(1))
+
+    with pytest.raises(GenerationFenced, match="process 2"):
+        log.claim(CLAIM, after=first.generation, take_over=True)
+
+
 def test_L2_an_expected_tail_that_moved_refuses(filesystem):
     put(filesystem, CLAIM, manifest(1))
 

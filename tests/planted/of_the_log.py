@@ -44,6 +44,11 @@ def _(put):
     put(Log, "claim", claim)
 
 
+@bug("L2-again", "the read under a claim is not repeated: a restart is fenced by itself", core="core/test_log.py")
+def _(put):
+    put(Log, "_read_under_claim", lambda self, *, past_unreadable: self.read(past_unreadable=past_unreadable))
+
+
 @bug("L3", "a write of unknown outcome is resolved by reading: not found is not written")
 def _(put):
     def take(self, entry):

@@ -291,13 +291,14 @@ class Log:
         filesystem: rooted at the job's directory.
         job: its name; another job's log is refused.
         new_id: draws a random identity, for the log and for each claim.
-        pause: waits before a write of unknown outcome is repeated.
+        pause: waits before a write of unknown outcome, or the read under a claim, is repeated.
     """
 
     def __init__(self, filesystem: FileSystem, *, job: str, new_id: Callable[[], str], pause: Sleep) -> None:
         self._filesystem = filesystem
         self._job = job
         self._new_id = new_id
+        self._pause = pause
         self._writer = LogWriter(filesystem, job, pause)
 
     def read(self, *, past_unreadable: bool = False) -> History:
@@ -346,13 +347,22 @@ class Log:
             failpoint("log.claim.before")
             if self._writer.take(entry):
                 failpoint("log.claim.written")
-                history = self.read(past_unreadable=past_unreadable)
+                history = self._read_under_claim(past_unreadable=past_unreadable)
                 if history.tail == entry.number:
                     return OwnedLog(self._filesystem, self._writer, entry, history)
             else:
                 history = self.read(past_unreadable=past_unreadable)
             if (after is not None or not take_over) and (history.generation or 0) > began:
                 raise fence_error(history.claim, entry.number, "A start of the same job was faster")
+
+    def _read_under_claim(self, *, past_unreadable: bool) -> History:
+        """Read until storage answers: a failed claim that is in the log would fence the next attempt of its process."""
+        for seconds in backoff():
+            try:
+                return self.read(past_unreadable=past_unreadable)
+            except StorageFailed:
+                self._pause(seconds)
+        raise AssertionError  # pragma: no cover - the backoff has no end
 
     def _claim_entry(self, history: History, claim: Claim) -> Entry:
         log_id = history.log_id or self._new_id()
