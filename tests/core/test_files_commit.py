@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock import failpoints
 from penstock.connectors.files.committer import FilesCommitter
 from penstock.errors import CommitFailed, StateDirectoryRefused
+from penstock.filesystem import local
 from penstock.filesystem.base import UnknownOutcome
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CheckpointId, CommitOutcome, Committable, FileRef
@@ -107,6 +109,26 @@ def test_what_may_pass_is_to_be_tried_again_and_says_why(item, how, number):
         act(how, item, disk)
     assert item.target in str(told.value)
     assert act("commit", item) is CommitOutcome.DONE
+
+
+@pytest.mark.parametrize("died_at", [1, 3])
+def test_a_rename_whose_process_died_before_it_was_durable_is_made_durable_before_it_counts_as_done(
+    item, monkeypatch, died_at
+):
+    """After a power loss the file is staged again, and nobody looks there once the log says that it is published."""
+    real, synced = local._sync_folder, []
+    monkeypatch.setattr(local, "_sync_folder", lambda folder: (synced.append(folder), real(folder)))
+    with failpoints.armed("local.move.renamed", "raise", hit=died_at), pytest.raises(failpoints.FailpointCrash):
+        act("commit", item)
+
+    synced.clear()
+    assert act("commit", item) is (CommitOutcome.DONE if died_at == 1 else CommitOutcome.ALREADY_DONE)
+    assert Path(item.target) in synced
+    assert len(visible(item)) == 3
+
+    synced.clear()
+    assert act("commit", item) is CommitOutcome.ALREADY_DONE
+    assert synced == [Path(item.target)], "once for all files of the folder"
 
 
 def test_an_answer_that_was_lost_is_asked_for_again(item):

@@ -73,7 +73,10 @@ class FileSystem(Protocol):
         ...
 
     def move(self, source: str, target: str) -> Moved:
-        """Rename atomically and durably within one file system; creates the folders of ``target``."""
+        """Rename atomically and durably within one file system; creates the folders of ``target``.
+
+        If the source is gone, the rename of another process is durable on return.
+        """
         ...
 
     def url(self, path: str) -> str:

@@ -153,7 +153,7 @@ class LocalFileSystem:
         old, new = self._path(source), self._path(target)
         with _translate_errors(new, f"move {old} to"):
             if not old.exists():
-                return Moved(found=False)
+                return _moved_before(new)
             if new.exists() and not new.samefile(old):
                 msg = f"{old} cannot be moved to {new}, because another file has that name. Names are never used twice."
                 raise StateDirectoryRefused(msg)
@@ -162,7 +162,7 @@ class LocalFileSystem:
             try:
                 os.rename(old, new)
             except FileNotFoundError:
-                return Moved(found=False)
+                return _moved_before(new)
             if old.exists():  # both were names of one file: POSIX has rename do nothing then
                 old.unlink()
             failpoint("local.move.renamed")
@@ -304,6 +304,13 @@ def _link(temporary: Path, file: Path) -> bool:
             raise UnknownOutcome(msg) from error
         raise
     return True
+
+
+def _moved_before(target: Path) -> Moved:
+    """The answer for a source that is gone. Whoever renamed it may have died before the rename was durable."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        _sync_folder(target.parent)
+    return Moved(found=False)
 
 
 def _sync(descriptor: int) -> None:

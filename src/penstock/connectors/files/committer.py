@@ -92,6 +92,7 @@ class FilesCommitter:
         if moves[0][0].path + _VOIDED in staged:
             return CommitOutcome.ALREADY_DONE
         moved = 0
+        gone: dict[str, tuple[str, str]] = {}  # by final folder, one file that an earlier commit has renamed
         for number, (ref, final) in enumerate(moves):
             self._failpoint("sink.files.before_move")
             if ref.path in staged and self._publish(item, ref, final):
@@ -101,6 +102,9 @@ class FilesCommitter:
             self._require_folder(item)
             if number == 0 and self._is_voided(moves):  # a void won the race
                 return CommitOutcome.ALREADY_DONE
+            gone[os.path.dirname(final)] = (ref.path, final)
+        for source, final in gone.values():  # that process may have died before its renames were durable
+            moved += self._filesystem.move(source, final).found
         self._tidy(item, moves)
         return CommitOutcome.DONE if moved else CommitOutcome.ALREADY_DONE
 
