@@ -482,8 +482,8 @@ def not_renewed(identity: Identity, uid: str) -> SinkUnavailable:
     msg = (
         f"Kafka at {identity.connection.servers}: the marker of transactional id {identity.transactional_id!r} could "
         "not be written for over an hour, and may be lost. Nothing could tell later whether the output of this "
-        "checkpoint was published, so the checkpoint is given up. See that the brokers can be reached; the warnings "
-        "before say what failed."
+        "checkpoint was published, so the checkpoint is given up. See that the brokers can be reached. Earlier "
+        "warnings in the log of this process say what failed."
     )
     return SinkUnavailable(msg, uid=uid)
 
