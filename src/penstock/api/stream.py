@@ -453,7 +453,8 @@ class Stream(spark_names.AnswersSparkNames, Previewable):
         The function gets a DataFrame and the epoch, an ``int`` that rises. The frame is read from files that were made
         durable before the checkpoint, so it may be run any number of times. After a crash in or right after a call,
         the function is called again with the same rows and the same epoch, before anything else: it must skip an epoch
-        that it has written already. A checkpoint without rows calls nothing.
+        that it has written already. That call may overlap one of an attempt that failed, so the function must be
+        atomic. With another state directory epochs begin near 0 again. A checkpoint without rows calls nothing.
 
         If the function raises an ``OSError``, as a broken connection does, it is called again after a while, and later
         epochs wait. Any other error ends the job, whose next start calls it again. Only the pipeline has the function:
