@@ -113,10 +113,39 @@ def test_the_list_has_a_line_each_and_a_document(at_rest):
         "by": "",
         "state_bytes": 3,
         "is_restore_point": False,
+        "is_restorable": True,
     }
     one = json.loads(say("savepoint", "show", JOB, "good", "--state", str(at_rest), "--json").out)
     assert document == {"schema": "penstock.savepoint.list/1", "job": JOB, "savepoints": [good]}
     assert one == {"schema": "penstock.savepoint.show/1", "job": JOB, **good}
+
+
+def test_a_savepoint_whose_checkpoint_is_lost_is_listed_and_can_only_be_dropped(tmp_path):
+    """Its manifest rotted, and a rewind went past it."""
+    write(tmp_path, CLAIM, checkpoint(0), checkpoint(1, 0), pin("good", 1))
+    (tmp_path / JOB / paths.entry(2)).write_bytes(b"junk")
+    assert say("rewind", JOB, "0", "--yes", "--state", str(tmp_path)).code == 0
+
+    def of(*arguments):
+        return say(*arguments, "--state", str(tmp_path))
+
+    listed = of("savepoint", "list", JOB)
+    document = json.loads(of("savepoint", "show", JOB, "good", "--json").out)
+    told = [
+        of(*command).err
+        for command in (("savepoint", "create", JOB, "x", "--at", "good"), ("rewind", JOB, "good", "--dry-run"))
+    ]
+    looked = [of(command, JOB).code for command in ("status", "checkpoints", "gc")]
+    dropped = of("savepoint", "drop", JOB, "good", "--yes")
+
+    assert listed.out.splitlines()[1].split() == ["good", "1", "lost", "-", "-"]
+    assert (document["taken"], document["state_bytes"], document["is_restorable"]) == (None, None, False)
+    for text in told:
+        assert "Savepoint 'good' is checkpoint 1, which is lost." in text
+        assert "penstock savepoint drop orders good" in text
+    assert looked == [0, 0, 0]
+    assert dropped.code == 0, dropped.err
+    assert log(tmp_path).pins == {}
 
 
 def test_dropping_asks_and_refuses_where_nobody_can_answer(at_rest):

@@ -144,6 +144,26 @@ def test_an_entry_that_a_rewind_went_past_is_no_fault_any_more(tmp_path):
     assert [each.path for each in verdict(job).broken] == []
 
 
+def test_a_savepoint_whose_entry_a_rewind_went_past_is_a_fault_until_it_is_dropped(tmp_path):
+    """Its checkpoint is lost, so the name leads nowhere."""
+    job = write_log(tmp_path, GONE, taken(0, None), taken(1, 0), pin("good", 1))
+    entry = job / paths.entry(2)
+    entry.write_bytes(b"junk")
+    before = verdict(job)
+    said = say("rewind", "orders", "0", "--yes", "--state", str(tmp_path))
+    found = verdict(job)
+    dropped = say("savepoint", "drop", "orders", "good", "--yes", "--state", str(tmp_path))
+
+    assert before.remedies[0] == "put the files back from a copy, if there is one"
+    assert said.code == 0, said.err
+    assert [(each.path, each.fault, each.savepoints) for each in found.broken] == [
+        (paths.LOG, Fault.REFERENCE, ("good",))
+    ]
+    assert found.remedies == ("the checkpoint of savepoint good is lost; drop it: penstock savepoint drop orders good",)
+    assert dropped.code == 0, dropped.err
+    assert verdict(job).is_sound
+
+
 def test_a_gap_in_the_log_is_found_and_nothing_else_is_believed(job):
     (job / paths.entry(3)).unlink()
 

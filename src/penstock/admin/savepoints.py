@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Savepoint:
-    """A checkpoint that has a name.
+    """A checkpoint that has a name. ``None`` is unknown: its entry in the log could not be read, and was given up.
 
     Attributes:
         name: a restore finds the checkpoint by it.
@@ -45,32 +45,35 @@ class Savepoint:
         owner: the process that asked for it.
         bytes: size of all files that the checkpoint needs.
         is_restore_point: the next start continues it.
+        is_restorable: ``False`` if the checkpoint is lost. Then the name can only be dropped.
     """
 
     name: str
     checkpoint: CheckpointId
-    taken: WallTime
+    taken: WallTime | None
     named: WallTime
     owner: str
-    bytes: int
+    bytes: int | None
     is_restore_point: bool
+    is_restorable: bool = True
 
 
 def savepoints_of(history: History) -> tuple[Savepoint, ...]:
     """Return all savepoints of a log, oldest checkpoint first."""
-    point = history.restore_point
+    point, restorable = history.restore_point, history.restorable
     found = []
     for pin in history.pins.values():
-        manifest = history.manifests[pin.checkpoint][1]
+        manifest = restorable.get(pin.checkpoint)
         found.append(
             Savepoint(
                 name=pin.name,
                 checkpoint=pin.checkpoint,
-                taken=manifest.completed,
+                taken=None if manifest is None else manifest.completed,
                 named=pin.at,
                 owner=pin.owner,
-                bytes=manifest.state_bytes,
+                bytes=None if manifest is None else manifest.state_bytes,
                 is_restore_point=point is not None and point.checkpoint == pin.checkpoint,
+                is_restorable=manifest is not None,
             )
         )
     return tuple(sorted(found, key=lambda each: (each.checkpoint, each.name)))

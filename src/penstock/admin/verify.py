@@ -396,11 +396,17 @@ class VerifyReport:
 def _remedies(report: VerifyReport) -> Iterable[str]:
     if report.is_sound:
         return
+    is_log = any(each.path.startswith(f"{paths.LOG}/") for each in report.broken)
+    if not is_log:  # an entry that cannot be read, and was not given up, may still be put back
+        lost = [name for each in report.broken if each.path == paths.LOG for name in each.savepoints]
+        for name in lost:
+            yield f"the checkpoint of savepoint {name} is lost; drop it: penstock savepoint drop {report.job} {name}"
+        if len(lost) == len(report.broken):
+            return
     yield "put the files back from a copy, if there is one"
     if report.log_id is None:
         return  # without a log there is no advice
     job, newest_sound = report.job, max(report.sound, default=None)
-    is_log = any(each.path.startswith(f"{paths.LOG}/") for each in report.broken)
     is_output = any(each.outputs for each in report.broken)
     is_restore_point = report.restore_point is not None and report.restore_point not in report.sound
     if any(each.path.startswith(f"{paths.WAL}/") for each in report.broken):

@@ -284,6 +284,12 @@ def resolve_checkpoint(history: History, text: str) -> CheckpointId:
             names = did_you_mean(text, history.pins) or ". It has none at all."
             msg = f"Job {history.job!r} has no savepoint {text!r}{names}"
             raise UnknownName(msg)
+        if pin.checkpoint not in history.restorable:
+            msg = (
+                f"Savepoint {text!r} is checkpoint {pin.checkpoint}, which is lost. Its entry in the log could not be "
+                f"read and was given up. Drop the name with penstock savepoint drop {history.job} {text}."
+            )
+            raise UnknownName(msg)
         return pin.checkpoint
     checkpoint = CheckpointId(int(text))
     if checkpoint not in history.restorable:

@@ -11,7 +11,7 @@ from penstock.admin import savepoints
 from penstock.admin.export import export_checkpoint
 from penstock.cli.options import STATE, AsJson, JobName, State, Timeout, Yes, seconds_of
 from penstock.cli.output import CommandOutput, ExitCode, confirm, counting_bytes
-from penstock.cli.words import age, count, output_fields, plain_table, savepoint_fields, size
+from penstock.cli.words import UNKNOWN, age, count, output_fields, plain_table, savepoint_fields, size
 from penstock.clock import format_time
 from penstock.control.client import JobDirectory
 from penstock.handles import output_names
@@ -82,12 +82,17 @@ def drop(
     seconds = seconds_of(timeout)
     directory = JobDirectory(state, job)
     savepoint = savepoints.savepoint_of(directory.read(), name)
-    checkpoint, how_old = savepoint.checkpoint, age(directory.now() - savepoint.taken)
-    question = f"Drop savepoint {name} of job {job}: checkpoint {checkpoint}, {how_old} old, {size(savepoint.bytes)}"
+    checkpoint = savepoint.checkpoint
+    if savepoint.taken is None or savepoint.bytes is None:
+        what, then = "which is lost", "is lost"
+    else:
+        what = f"{age(directory.now() - savepoint.taken)} old, {size(savepoint.bytes)}"
+        then = "stays until newer ones take its place"
+    question = f"Drop savepoint {name} of job {job}: checkpoint {checkpoint}, {what}"
     is_confirmed = confirm(output, question, yes=yes)
     if is_confirmed:
         savepoints.drop(directory, name, seconds=seconds)
-        output.note(f"penstock: {name} is gone; checkpoint {checkpoint} stays until newer ones take its place")
+        output.note(f"penstock: {name} is gone; checkpoint {checkpoint} {then}")
     if as_json:
         output.document(DROP_SCHEMA, job=job, was_done=is_confirmed, **savepoint_fields(savepoint))
     return ExitCode.ENDED if is_confirmed else ExitCode.FAILED
@@ -141,9 +146,9 @@ def _table(found: tuple[Savepoint, ...], now: WallTime) -> Table:
             "→" if savepoint.is_restore_point else "",
             savepoint.name,
             str(savepoint.checkpoint),
-            format_time(savepoint.taken),
-            age(now - savepoint.taken),
-            size(savepoint.bytes),
+            "lost" if savepoint.taken is None else format_time(savepoint.taken),
+            UNKNOWN if savepoint.taken is None else age(now - savepoint.taken),
+            UNKNOWN if savepoint.bytes is None else size(savepoint.bytes),
             savepoint.owner,
         )
     return table
