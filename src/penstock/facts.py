@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from penstock.clock import EventTime
+from penstock.clock import EventTime, WallTime
 from penstock.handles import CheckpointId, Generation
 
 # ---- batches and event time ------------------------------------------------------------------------------------------
@@ -270,6 +270,17 @@ class SourceLag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRests:
+    """A source is not polled before ``until``, as planned. Pauses of some seconds are not reported.
+
+    ``until`` is ``None`` while it waits for slower sources (``max_drift``), and once it has ended.
+    """
+
+    task: str
+    until: WallTime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsFound:
     """A source has found new partitions, which it reads from their first row on."""
 
@@ -340,6 +351,7 @@ Fact: TypeAlias = (
     | ReadingPaused
     | RowsLate
     | SourceLag
+    | SourceRests
     | PartitionsFound
     | PartitionStalled
     | OffsetsLost

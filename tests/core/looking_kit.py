@@ -119,6 +119,8 @@ REPORT = Report(
     watermarks={"totals": NOON, "out": -(2**63)},
     held_by={"totals": "in/1"},
     last_failure="checkpoint 1 failed: expired: 'totals' was still writing",
+    lag_measured={"in": NOON + 9 * SECOND},
+    resting={"in": NOON + 900 * SECOND},
 )
 
 SIDES = (

@@ -12,15 +12,17 @@ import pytest
 
 from core.cli_kit import say
 from core.control_kit import Driver
-from core.looking_kit import GONE, LAG, NOON, REPORT, WEB, Noon, a_job, leave_numbers, taken, write_log
-from penstock.admin.status import OwnerState, job_status
+from core.looking_kit import GONE, LAG, NOON, REPORT, SECOND, WEB, Noon, a_job, leave_numbers, taken, write_log
+from penstock.admin.status import OwnerState, exceeded, job_status, parse_lag_limit
 from penstock.checkpoint.entries import Stopped
 from penstock.cli.main import dispatch
 from penstock.cli.output import Output
 from penstock.control import client as directories
 from penstock.control.client import JobDirectory, mark_released
+from penstock.facts import SourceLag
 from penstock.filesystem.local import LocalFileSystem
-from penstock.observability.status_file import decode
+from penstock.observability.report import ReportCollector
+from penstock.observability.status_file import HEARTBEAT_INTERVAL, StatusFileWriter, decode
 
 GOLDEN = Path(__file__).parent / "cli_golden"
 OPERATING = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
@@ -307,6 +309,40 @@ def test_lag_of_a_running_job_is_held_against_rows_or_time(tmp_path, at_noon):
     assert beside[0] == 0, "the other source never tells"
     assert nobody == (4, "no source of job 'orders' has reported how far it is behind")
     assert stale == (4, "job 'orders' has not reported how far it is behind for more than 60 s")
+
+
+def test_a_lag_of_long_ago_in_a_fresh_file_is_unknown_unless_the_source_rests_as_planned(tmp_path, at_noon):
+    job = a_job(tmp_path)
+    driver = Driver(LocalFileSystem(job)).claim()
+    driver.watch.start()
+    driver.clock.at = Noon().wall() - 3_600 * SECOND
+    tally = ReportCollector(sources=frozenset({"in"}), sinks=frozenset(), clock=driver.clock)
+    hint = StatusFileWriter(
+        driver.filesystem, job="orders", report=tally.report, owned=lambda: driver.owned, clock=driver.clock
+    )
+    tally(SourceLag(task="in", rows=0, seconds=0.0, eta_seconds=None, partitions={}))
+    try:
+        for _ in range(360):
+            driver.clock.at += HEARTBEAT_INTERVAL
+            hint.write_if_due()
+        status = job_status(JobDirectory(tmp_path, "orders"))
+        shown = [of(tmp_path, command, "orders").out for command in ("lag", "status")]
+    finally:
+        driver.watch.close()
+
+    def passed(**resting):
+        report = replace(status.hint.report, resting=resting)
+        found = replace(status, hint=replace(status.hint, report=report))
+        return [text for text in ("0", "30s", "59min", "61min") if not exceeded(found, parse_lag_limit(text))]
+
+    assert status.hint_age == 0
+    assert exceeded(status, parse_lag_limit("30s")) == ["in: has not reported how far it is behind for 3,600 s"]
+    assert passed() == ["61min"], "no row has waited for longer"
+    assert passed(**{"in": NOON - 100 * SECOND}) == ["61min"], "its poll is overdue"
+    assert passed(**{"in": NOON + 890 * SECOND}) == ["0", "30s", "59min", "61min"], "its tick was just now"
+    assert passed(**{"in": None}) == ["0", "30s", "59min", "61min"], "it has ended, or waits for a slower source"
+    assert "in measured its lag 1 h ago" in shown[0]
+    assert "in 0 rows, 0.0 s, measured 1 h ago" in shown[1]
 
 
 def test_a_limit_that_is_none_is_refused(state):

@@ -16,7 +16,7 @@ from penstock.elements import (
     SourceBatch,
     SourcePartitions,
 )
-from penstock.facts import ReadingPaused
+from penstock.facts import ReadingPaused, SourceRests
 from penstock.graph.nodes import CallSite, WithWatermark
 from penstock.graph.queries import AlignedStream, AlignmentGroup
 from penstock.handles import CheckpointId, Position
@@ -156,6 +156,8 @@ def test_the_one_ahead_is_not_polled_and_is_woken_when_the_other_came_after() ->
     assert bench.woken == ["b"]
     assert bench.read("b")
     assert bench.pauses == [("b", ("b",), "a"), ("b", (), None)]
+    rests = [fact for fact in bench.shell.facts if isinstance(fact, SourceRests)]
+    assert rests == [SourceRests(task="b", until=None), SourceRests(task="b", until=WallTime(bench.clock.at))]
 
 
 def test_barriers_pass_and_the_job_ends_while_a_source_is_paused() -> None:

@@ -17,6 +17,8 @@ from penstock.facts import (
     JobStarted,
     Restarting,
     RowsLate,
+    SourceLag,
+    SourceRests,
     WatermarkAdvanced,
     WatermarkHeld,
 )
@@ -59,6 +61,7 @@ def test_every_number_comes_back_from_the_bytes():
     hint = replace(HINT, side_outputs=SIDES)
 
     assert decode(encode(hint)) == hint
+    assert decode(encode(hint)).report.lag_measured == REPORT.lag_measured
     assert decode(encode(replace(hint, report=Report(state="created")))).report == Report(state="created")
 
 
@@ -68,6 +71,16 @@ def test_fields_of_a_newer_version_are_left_out_and_other_schemas_are_no_hint():
 
     assert decode(json.dumps(told).encode()) == HINT
     assert decode(json.dumps(told | {"schema": "penstock.report/2"}).encode()) is None
+
+
+def test_the_hint_of_an_older_version_does_not_say_when_a_lag_was_measured():
+    told = json.loads(encode(HINT))
+    for source in told["run"]["sources"]:
+        for name in ("behind_measured", "is_resting", "rests_until"):
+            del source[name]
+
+    report = decode(json.dumps(told).encode()).report
+    assert (report.lag, report.lag_measured, report.resting) == (REPORT.lag, {}, {})
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'"x"', b"\xff", encode(HINT)[:-30]])
@@ -100,6 +113,18 @@ def test_it_is_written_each_second_while_something_changes_and_seldom_while_noth
     hint.write_if_due()
     assert writes(disk) == 3, "so its age says that the job lives"
     assert read_status_file(disk).report.restarts == 2
+
+
+def test_a_lag_that_is_measured_again_and_is_the_same_is_no_change(disk):
+    driver = Driver(disk).claim()
+    tally = ReportCollector(sources=frozenset({"in"}), sinks=frozenset(), clock=driver.clock)
+    hint = writer(driver, tally.report)
+    for _ in range(5):
+        tally(SourceLag(task="in", rows=0, seconds=0.0, eta_seconds=None, partitions={}))
+        hint.write_if_due()
+        driver.clock.at += WRITE_INTERVAL
+
+    assert writes(disk) == 1
 
 
 def test_nothing_is_written_before_a_claim_and_the_end_is_written_at_once(disk):
@@ -143,6 +168,18 @@ def test_storage_that_refuses_is_told_of_once_and_harms_nobody(disk, caplog):
         "job orders cannot write its numbers for `penstock status`: disk full"
     ]
     assert read_status_file(disk).report == REPORT
+
+
+def test_the_report_knows_which_sources_rest_until_the_attempt_fails():
+    tally = ReportCollector(
+        sources=frozenset({"in", "slow"}), sinks=frozenset(), clock=Driver(MemoryFileSystem()).clock
+    )
+    tally(SourceRests(task="in", until=None))
+    tally(SourceRests(task="slow", until=NOON))
+    assert tally.report().resting == {"in": None, "slow": NOON}
+
+    tally(Restarting(cause="no broker", delay_ms=1.0, attempt=1))
+    assert tally.report().resting == {}
 
 
 def test_the_report_knows_what_holds_a_watermark_back_until_the_next_attempt_begins():

@@ -8,6 +8,7 @@ from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, output_
 from penstock.clock import MAX_WATERMARK, MonotonicTime, WallTime
 from penstock.elements import Barrier, CancelBarrier, CheckpointKind, EndOfStream, Watermark
 from penstock.errors import SourceUnavailable, StateIncompatible
+from penstock.facts import SourceRests
 from penstock.handles import CheckpointId, Position, TaskSnapshot
 from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, PollResult, ReadLimit
 from penstock.runtime.channels import Channel
@@ -104,6 +105,17 @@ def test_nothing_to_read_says_when_to_ask_again_and_is_not_asked_before() -> Non
     assert bench.task.step() == StepResult(wake_at=MonotonicTime(50))
     bench.clock.at = 50
     assert bench.task.step().worked
+
+
+def test_a_long_pause_without_polls_is_reported_with_its_end_and_a_short_one_is_not() -> None:
+    hour = MonotonicTime(3_600_000_000)
+    bench = Bench(NoData(wake_at=MonotonicTime(5)), NoData(wake_at=hour), NoData(wake_at=hour + 5), Ended())
+    bench.settle_down()
+    assert bench.shell.facts == []
+    for at in (5, 6, hour, hour + 5):
+        bench.clock.at = at
+        bench.settle_down()
+    assert bench.shell.facts == [SourceRests(task="in", until=WallTime(hour)), SourceRests(task="in", until=None)]
 
 
 def test_a_batch_that_took_all_is_through_before_the_next_is_read_and_others_are_read_ahead() -> None:

@@ -271,7 +271,8 @@ def _seconds_since(then: WallTime, now: WallTime) -> float:
 # ---- lag of sources --------------------------------------------------------------------------------------------------
 
 STALE_AFTER: Final = 60.0
-"""Seconds after which a status file is too old to check the lag by."""  # a running job writes it at least every 10 s
+"""Seconds after which a lag, or a status file, is too old to check by."""
+# A running job writes the file at least every 10 s, and a source that is polled measures its lag every second.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +297,8 @@ class SourceBehind:
 
     A source of files knows ``files`` and ``bytes`` that it has not read instead of ``rows``.
 
-    ``holds``: steps whose event time the source as a whole holds back.
+    ``holds``: steps whose event time the source as a whole holds back. ``age``: seconds since the lag was measured.
+    ``is_stale``: that is too long ago for a check, and the source does not rest as planned.
     """
 
     source: str
@@ -308,6 +310,8 @@ class SourceBehind:
     holds: tuple[str, ...]
     files: int | None = None
     bytes: int | None = None
+    age: float | None = None
+    is_stale: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,10 +333,25 @@ def source_lags(status: JobStatus) -> tuple[SourceBehind, ...]:
     for step, by in sorted(held_by.items()):
         holds.setdefault(by, []).append(step)
     lags = report.lag if report is not None else {}
-    return tuple(_behind(source, lags.get(source), holds) for source in status.sources)
+    return tuple(_behind(source, lags.get(source), holds, _lag_age(status, source)) for source in status.sources)
 
 
-def _behind(source: str, lag: SourceLag | None, holds: dict[str, list[str]]) -> SourceBehind:
+def _lag_age(status: JobStatus, source: str) -> tuple[float | None, bool]:
+    """Seconds since a source measured its lag, if known, and whether it should have measured it again since."""
+    # A job of an older penstock does not say when: then its numbers are as old as the file.
+    measured = status.hint.report.lag_measured.get(source) if status.hint is not None else None
+    if status.hint is None or measured is None:
+        return status.hint_age, False
+    age, resting = _seconds_since(measured, status.now), status.hint.report.resting
+    if status.owner_state is not OwnerState.RUNNING:
+        return age, False
+    until = resting.get(source, measured)
+    return age, until is not None and min(age, _seconds_since(until, status.now)) > STALE_AFTER
+
+
+def _behind(
+    source: str, lag: SourceLag | None, holds: dict[str, list[str]], age: tuple[float | None, bool]
+) -> SourceBehind:
     partitions = tuple(_partitions(source, lag, holds)) if lag is not None else ()
     rates = [each.rate for each in partitions if each.rate is not None]
     return SourceBehind(
@@ -345,6 +364,8 @@ def _behind(source: str, lag: SourceLag | None, holds: dict[str, list[str]]) -> 
         holds=tuple(holds.get(source, ())),
         files=lag.files if lag is not None else None,
         bytes=lag.bytes if lag is not None else None,
+        age=age[0] if lag is not None else None,
+        is_stale=lag is not None and age[1],
     )
 
 
@@ -396,6 +417,8 @@ def exceeded(status: JobStatus, limit: LagLimit) -> list[str]:
 
 
 def _over(each: SourceBehind, limit: LagLimit) -> str | None:
+    if each.is_stale:
+        return _over_if_stale(each, limit)
     if not each.rows and not each.files:  # only sources with a known lag are compared
         return None
     if limit.rows is not None and each.rows is None:
@@ -411,6 +434,14 @@ def _over(each: SourceBehind, limit: LagLimit) -> str | None:
         if each.seconds * 1_000_000 > limit.micros
         else None
     )
+
+
+def _over_if_stale(each: SourceBehind, limit: LagLimit) -> str | None:
+    """As ``_over``, for a lag of long ago. Rows that came since then wait for as long at most; how many is unknown."""
+    assert each.age is not None  # it is too old
+    if limit.micros is not None and each.seconds is not None and (each.seconds + each.age) * 1_000_000 <= limit.micros:
+        return None
+    return f"{each.source}: has not reported how far it is behind for {each.age:,.0f} s"
 
 
 # ---- rows put aside --------------------------------------------------------------------------------------------------

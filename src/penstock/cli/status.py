@@ -257,7 +257,7 @@ def _page_of_run(now: JobStatus, report: Report) -> Iterator[tuple[str, str]]:
     yield "batches", _total(report.batches, "read")
     aside = [f"{number_text(each.rows)} {each.kind} ({each.step})" for each in side_output_rows(now) if each.rows]
     yield "put aside", ", ".join(aside) or "no row"
-    yield "lag", "; ".join(_lags(report)) or UNKNOWN
+    yield "lag", "; ".join(_lags(now, report)) or UNKNOWN
     if throttled := "; ".join(_throttled(report)):
         yield "throttled", throttled
     for task, at in sorted(report.watermarks.items()):
@@ -274,12 +274,13 @@ def _total(by: Mapping[str, int], what: str) -> str:
     return f"{sum(by.values()):,} {what}" + (f" ({parts})" if parts else "")
 
 
-def _lags(report: Report) -> Iterator[str]:
+def _lags(now: JobStatus, report: Report) -> Iterator[str]:
+    stale = {each.source: f", measured {duration_text(each.age)} ago" for each in source_lags(now) if each.is_stale}
     for source, lag in sorted(report.lag.items()):
         age = f", {duration_text(lag.seconds)}" if lag.seconds is not None else ""
         has_end = lag.is_behind and lag.eta_seconds is not None
         end = f", caught up in {duration_text(lag.eta_seconds)}" if has_end else ""
-        yield f"{source} {lag.text}{age}{end}"
+        yield f"{source} {lag.text}{age}{end}{stale.get(source, '')}"
 
 
 def _throttled(report: Report) -> Iterator[str]:
@@ -341,6 +342,9 @@ def lag(
         output.result(_lag_table(found))
         word = now.state_text if now.owner_state is OwnerState.RUNNING else f"{now.owner_state.value}: nothing is read"
         output.result(Text(f"{job}: {word} · {_age_text(now)}"))
+        for each in found:
+            if each.is_stale:
+                output.result(Text(f"{each.source} measured its lag {duration_text(each.age)} ago", style="yellow"))
         for message in too_far:
             output.result(Text(message, style="red"))
     return ExitCode.BEHIND if too_far else ExitCode.ENDED
@@ -355,6 +359,7 @@ def _source_fields(each: SourceBehind) -> dict[str, object]:
         "behind_seconds": each.seconds,
         "rows_per_second": each.rate,
         "caught_up_in_seconds": each.eta_seconds,
+        "behind_age_seconds": each.age,
         "partitions": [_partition_fields(part) for part in each.partitions],
         "holds": list(each.holds),
     }

@@ -162,6 +162,7 @@ def savepoint_fields(each: Savepoint) -> dict[str, object]:
         "by": each.owner,
         "state_bytes": each.bytes,
         "is_restore_point": each.is_restore_point,
+        "is_restorable": each.is_restorable,
     }
 
 

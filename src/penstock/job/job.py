@@ -326,9 +326,9 @@ class Job:
         self._settings = read_settings(settings)
         validate_mode(self.graph, Guarantee(self._settings.mode))
         self._users_listener = listener
-        self._collector = ReportCollector(sources=self.graph.sources, sinks=self.graph.sinks)
-        self._lifecycle = Lifecycle()
         self._clock = SystemClock()
+        self._collector = ReportCollector(sources=self.graph.sources, sinks=self.graph.sinks, clock=self._clock)
+        self._lifecycle = Lifecycle()
         self._over = threading.Event()
         self._stop = StopSignal()
         self._requests = RequestRegistry()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 
-from penstock.clock import MAX_WATERMARK, EventTime, format_time
+from penstock.clock import MAX_WATERMARK, Clock, EventTime, SystemClock, WallTime, format_time
 from penstock.facts import (
     THROTTLED,
     THROTTLED_MS,
@@ -27,6 +27,7 @@ from penstock.facts import (
     RowsLate,
     RowsRead,
     SourceLag,
+    SourceRests,
     WatermarkAdvanced,
     WatermarkHeld,
 )
@@ -51,8 +52,12 @@ class Report:
         last_checkpoint: the newest completed one.
         published: by sink, the number of checkpoints whose output was made visible.
         restarts: number of failures after which the run restarted.
-        lag: by source, how far it is behind and when it catches up, also by partition. While the job runs, this is
-            about a second old. Sources that do not know their lag are missing.
+        lag: by source, how far it is behind and when it catches up, also by partition. Sources that do not know their
+            lag are missing.
+        lag_measured: when each source measured its lag: about a second ago while it is polled, longer ago while it
+            hangs or rests.
+        resting: sources that are not polled, as planned, and until when: by their schedule, or ``None`` if they wait
+            for slower sources or have ended.
         late_by: late rows by step and source partition (``("totals", "orders/3")``), if rows name their partition.
         watermarks: event time of each step and sink.
         held_by: what holds a step's event time back: a partition of a source (``orders/3``), a source or a step.
@@ -76,6 +81,9 @@ class Report:
     watermarks: Mapping[str, EventTime] = field(default_factory=dict)
     held_by: Mapping[str, str] = field(default_factory=dict)
     last_failure: str | None = None
+    # Not compared: a number that is measured again and is the same is no change.
+    lag_measured: Mapping[str, WallTime] = field(default_factory=dict, compare=False)
+    resting: Mapping[str, WallTime | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """A summary line, and a line for each source, step and sink."""
@@ -151,7 +159,8 @@ def _of_sink(report: Report, uid: str) -> str:
 class ReportCollector:
     """A listener that sums up facts, from any thread."""
 
-    def __init__(self, *, sources: frozenset[str], sinks: frozenset[str]) -> None:
+    def __init__(self, *, sources: frozenset[str], sinks: frozenset[str], clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._sources = sources
         self._sinks = sinks
         self._lock = threading.Lock()
@@ -163,6 +172,8 @@ class ReportCollector:
         self._events: Counter[str] = Counter()
         self._late_by: Counter[tuple[str, str]] = Counter()
         self._lag: dict[str, SourceLag] = {}
+        self._lag_measured: dict[str, WallTime] = {}
+        self._resting: dict[str, WallTime | None] = {}
         self._watermarks: dict[str, EventTime] = {}
         self._held_by: dict[str, str] = {}
         self._failure: str | None = None
@@ -192,6 +203,9 @@ class ReportCollector:
                 self._late_by[fact.task, fact.partition] += fact.rows
             case SourceLag():
                 self._lag[fact.task] = fact
+                self._lag_measured[fact.task] = self._clock.wall()
+            case SourceRests():
+                self._resting[fact.task] = fact.until
             case WatermarkAdvanced():
                 self._watermarks[fact.task] = fact.at
             case WatermarkHeld():
@@ -205,6 +219,7 @@ class ReportCollector:
                 self._state = "running"
                 self._watermarks.clear()  # of the previous attempt: this one begins at its checkpoint
                 self._held_by.clear()
+                self._resting.clear()
                 if fact.attempt == 1:
                     self._restored = fact.restored
             case CheckpointCompleted():
@@ -216,6 +231,7 @@ class ReportCollector:
                 self._failure = f"checkpoint {fact.checkpoint} failed: {reason}"
             case Restarting():
                 self._events["restarts"] += 1
+                self._resting.clear()  # until the sources are polled again, their lag is not measured
                 self._failure = fact.cause
             case JobEnded():
                 self._state = fact.state
@@ -243,6 +259,8 @@ class ReportCollector:
                 watermarks=dict(self._watermarks),
                 held_by=dict(self._held_by),
                 last_failure=self._failure,
+                lag_measured=dict(self._lag_measured),
+                resting=dict(self._resting),
             )
 
 

@@ -52,7 +52,9 @@ def report_fields(report: Report) -> dict[str, object]:
         "failed_checkpoint_count": report.failed_checkpoints,
         "restart_count": report.restarts,
         "last_failure": report.last_failure,
-        "sources": [_source(report, uid) for uid in _uids(report.batches, report.rows_read, report.lag)],
+        "sources": [
+            _source(report, uid) for uid in _uids(report.batches, report.rows_read, report.lag, report.resting)
+        ],
         "steps": [_step(report, uid) for uid in _steps(report)],
         "sinks": [
             {"uid": uid, "rows_written": report.rows_written.get(uid), "published_count": report.published.get(uid)}
@@ -81,6 +83,9 @@ def _source(report: Report, uid: str) -> dict[str, object]:
         "behind_bytes": None if lag is None else lag.bytes,
         "behind_seconds": None if lag is None else lag.seconds,
         "caught_up_in_seconds": None if lag is None else lag.eta_seconds,
+        "behind_measured": None if lag is None else report.lag_measured.get(uid),
+        "is_resting": uid in report.resting,
+        "rests_until": report.resting.get(uid),
         "partitions": [] if lag is None else [_partition(name, each) for name, each in lag.partitions.items()],
     }
 
@@ -155,6 +160,12 @@ def read_report(fields: Any) -> Report:
         watermarks={uid: _read_watermark(each) for uid, each in steps.items() if each["is_at_end"] is not None},
         held_by={uid: str(each["held_by"]) for uid, each in steps.items() if each["held_by"] is not None},
         last_failure=None if failure is None else str(failure),
+        lag_measured={
+            uid: WallTime(int(each["behind_measured"]))
+            for uid, each in sources.items()
+            if each.get("behind_measured") is not None
+        },
+        resting={uid: _read_rest(each["rests_until"]) for uid, each in sources.items() if each.get("is_resting")},
     )
 
 
@@ -174,6 +185,10 @@ def _read_watermark(fields: Any) -> EventTime:
     if fields["is_at_end"]:
         return MAX_WATERMARK
     return MIN_WATERMARK if fields["watermark"] is None else EventTime(int(fields["watermark"]))
+
+
+def _read_rest(until: Any) -> WallTime | None:
+    return None if until is None else WallTime(int(until))
 
 
 def _has_lag(fields: Any) -> bool:

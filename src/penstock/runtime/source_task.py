@@ -22,7 +22,7 @@ from penstock.elements import (
     WatermarkStatus,
 )
 from penstock.errors import PenstockError, StateIncompatible, assert_never
-from penstock.facts import BatchRead, Counted, Listener, ReadingPaused, RowsRead
+from penstock.facts import BatchRead, Counted, Listener, ReadingPaused, RowsRead, SourceRests
 from penstock.failpoints import failpoint
 from penstock.graph.nodes import WithWatermark
 from penstock.handles import CheckpointId, Position, TaskSnapshot
@@ -161,6 +161,8 @@ def rows_after_end(uid: str) -> StateIncompatible:
     return StateIncompatible(msg, uid=uid)
 
 
+LONG_REST: Final = 10_000_000
+"""Microseconds without a poll, as planned, from which on they are reported."""
 MOST_PENDING: Final = 100
 """Positions kept for checkpoints whose outcome is not known; there is one at a time unless messages are lost."""
 
@@ -223,6 +225,7 @@ class SourceTask:
         self._finished = False
         self._is_idle = False
         self._wake_at: MonotonicTime | None = None
+        self._rests_until: WallTime | None = WallTime(0)  # as reported; ``None`` has no known end
         self._sent = 0
         self._took_all = False  # the last batch was all that there was to read
         self.doing = "starting"
@@ -259,12 +262,15 @@ class SourceTask:
         pause = self._update_pause(now, wall)
         if pause.everything:
             self.doing = f"waiting for {pause.by}, which is behind" if pause.by else "waiting for the first event times"
+            if pause.by:
+                self._rest(None)
             return StepResult(wake_at=pause.wake_at)
         if self._wake_at is not None and now < self._wake_at:
             return self._sleep(self._wake_at)
         wait = self._schedule.wait(wall)
         if wait > 0:
             self.doing = "waiting for the time of its next batch"
+            self._rest_for(wait, wall)
             return StepResult(wake_at=MonotonicTime(now + wait))
         return self._poll(now, wall)
 
@@ -281,6 +287,8 @@ class SourceTask:
     def _poll(self, now: MonotonicTime, wall: WallTime) -> StepResult:
         self.doing = "polling"
         self._wake_at = None
+        if self._rests_until is None or self._rests_until > wall:
+            self._rest(wall)
         missed = self._schedule.polled(wall)
         if missed:
             self._shell.report(Counted(task=self.id, name="ticks_missed", amount=missed))
@@ -298,6 +306,7 @@ class SourceTask:
                 self._is_idle = self._is_idle or idle
                 self.doing = "waiting for data"
                 self._wake_at = wake_at
+                self._rest_for(wake_at - now, wall)
                 self._schedule.skip_until(WallTime(wall + wake_at - now))
                 return self._sleep(wake_at)
             case CaughtUp():
@@ -354,6 +363,16 @@ class SourceTask:
         if self._pause.ahead != before.ahead:
             self._shell.report(ReadingPaused(task=self.id, paused=self._pause.ahead, by=self._pause.by))
         return self._pause
+
+    def _rest_for(self, wait: int, wall: WallTime) -> None:
+        if wait >= LONG_REST:
+            self._rest(WallTime(wall + wait))
+
+    def _rest(self, until: WallTime | None) -> None:
+        """Report until when the source is not polled, so that nobody takes it for one that hangs."""
+        if until != self._rests_until:
+            self._rests_until = until
+            self._shell.report(SourceRests(task=self.id, until=until))
 
     def _sleep(self, until: MonotonicTime) -> StepResult:
         """Nothing to read before then, unless the pause of a partition may end earlier."""
@@ -417,6 +436,7 @@ class SourceTask:
 
     def _done(self, *, ended: bool) -> None:
         self._reading = False
+        self._rest(None)
         if self._alignment is not None:
             self._alignment.source_done(self.id)
         self._shell.source_done(self.id, ended=ended)
