@@ -62,6 +62,14 @@ def test_results_and_types_are_sparks_own(spark, tmp_path, names):
     rig.operator.close()
 
 
+def test_an_approximate_percentile_of_no_values_is_null(spark, tmp_path):
+    rig = Rig(spark, step(("approx_percentile_x",)), SCHEMA, tmp_path)
+    rig.process([row("a", 1, 4), row("b", 1)])
+    rig.advance(MAX_WATERMARK)
+    assert {each[0]: each[-1] for each in rig.sent[0][1].frame.collect()} == {"a": 4, "b": None}
+    rig.operator.close()
+
+
 rows = st.lists(
     st.builds(
         row,
