@@ -8,6 +8,7 @@ import shutil
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 
@@ -18,7 +19,7 @@ from penstock.compiler.chain import StepChain
 from penstock.compiler.steps import StepCompiler
 from penstock.compiler.tables import StaticTables
 from penstock.elements import Batch, ObservedMetrics
-from penstock.errors import InternalError, SourceUnavailable
+from penstock.errors import InternalError, SchemaMismatch, SourceUnavailable
 from penstock.graph.nodes import BAD_PORT, ParseJson, Read
 from penstock.handles import Guarantee
 from penstock.spark.plans import Figure, PlanEditor, PlanObserver, analyzed_plan, observe_sql
@@ -252,6 +253,111 @@ def test_a_table_may_keep_what_was_read_last_while_it_is_rewritten(spark, tmp_pa
     assert rows(segment(batch_of(frame_of(spark))).frame) == [(1, "old")], "the last try was 59 seconds ago"
     clock.at += 1_000_000
     assert rows(segment(batch_of(frame_of(spark))).frame) == [(1, "new")]
+
+
+@pytest.fixture
+def countries(spark, tmp_path):
+    """A folder of a catalog table, ``countries_of_files``, and of a temporary view over its files, ``viewed``."""
+    folder = tmp_path / "countries"
+    frame = spark.createDataFrame([("u1", "old")], "user string, country string").coalesce(1)
+    frame.write.option("path", str(folder)).saveAsTable("countries_of_files")
+    spark.read.parquet(str(folder)).createOrReplaceTempView("viewed")
+    spark.sql("SELECT * FROM countries_of_files").where("user IN (SELECT user FROM viewed)").createOrReplaceTempView(
+        "filtered"
+    )
+    yield folder
+    for view in ("viewed", "filtered"):
+        spark.catalog.dropTempView(view)
+    spark.sql("DROP TABLE countries_of_files")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM countries_of_files",
+        "SELECT * FROM viewed",
+        "SELECT * FROM filtered",
+        "SELECT * FROM VALUES ('u1', 'old'), ('u2', 'new') AS t(user, country) "
+        "WHERE user IN (SELECT user FROM countries_of_files) AND user IN (SELECT user FROM viewed)",
+    ],
+    ids=["table", "view", "view of a subquery", "subquery"],
+)
+def test_a_table_has_the_files_that_other_processes_wrote_before_it_was_read(spark, countries, query):
+    clock = _Clock()
+
+    def describe(s, p, c):
+        table = p.table("t", query, refresh="1 minute")
+        return p.sql("SELECT id, country FROM {o} JOIN {t} USING (user)", o=s, t=table)
+
+    segment, _ = compiled(spark, describe, clock)
+    assert rows(segment(batch_of(frame_of(spark))).frame) == [(1, "old")]
+    pq.write_table(pa.table({"user": ["u2"], "country": ["new"]}), countries / "more.parquet")
+    clock.at += 60_000_000
+    assert rows(segment(batch_of(frame_of(spark))).frame) == [(1, "old"), (2, "new")]
+    for file in countries.glob("part-*"):  # as after an overwrite
+        file.unlink()
+    clock.at += 60_000_000
+    assert rows(segment(batch_of(frame_of(spark))).frame) == [(2, "new")]
+
+
+def recreated(spark, **options):
+    """A segment that uses a table's columns by position, its clock, and what makes the table again."""
+    clock = _Clock()
+
+    def make(query):
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW lake AS {query}")
+
+    def describe(s, p, c):
+        table = p.table("lake", "SELECT * FROM lake", refresh="1 minute", **options)
+        joined = p.sql("SELECT o.id, t.* FROM {o} o JOIN {t} t ON o.user = t.user", o=s, t=table)
+        return joined.where("country = 'DE'")
+
+    make("SELECT 'u1' AS user, 'DE' AS country, 'Bonn' AS city")
+    segment, _ = compiled(spark, describe, clock)
+    return segment, clock, make
+
+
+def test_a_table_made_again_with_its_columns_elsewhere_is_read_by_their_names(spark):
+    segment, clock, make = recreated(spark)
+    for again in (
+        "SELECT 'u1' AS user, 'Bonn' AS city, 'DE' AS country",
+        "SELECT 1 AS more, 'Bonn' AS CITY, 'DE' AS Country, 'u1' AS user",
+        "SELECT CAST(NULL AS string) AS user, 'DE' AS country, 'Bonn' AS city UNION ALL SELECT 'u1', 'DE', 'Bonn'",
+    ):
+        make(again)
+        clock.at += 60_000_000
+        frame = segment(batch_of(frame_of(spark))).frame
+        assert frame.columns == ["id", "user", "country", "city"]
+        assert rows(frame) == [(1, "u1", "DE", "Bonn")]
+
+
+@pytest.mark.parametrize(
+    ("again", "message"),
+    [
+        (
+            "SELECT 'u1' AS user, 'Bonn' AS city",
+            r"Table 'lake' cannot be read again: Column 'country' does not exist\. Columns: user, city\. It was string "
+            r"when the table was first read\. Let the query of the table give it with that type",
+        ),
+        (
+            "SELECT 'u1' AS user, 'DE' AS country, 53 AS city",
+            r"Table 'lake' cannot be read again: Column 'city' was string when the table was first read, and is int",
+        ),
+    ],
+    ids=["missing", "type"],
+)
+def test_a_table_made_again_without_a_column_fails_and_names_it(spark, caplog, again, message):
+    segment, clock, make = recreated(spark)
+    keeping, its_clock, _ = recreated(spark, on_error="keep")
+    make(again)
+    clock.at += 60_000_000
+    with pytest.raises(SchemaMismatch, match=message) as caught:
+        segment(batch_of(frame_of(spark)))
+    assert not caught.value.retry
+    assert "test_rowwise_graft.py:" in str(caught.value)
+    its_clock.at += 60_000_000
+    assert rows(keeping(batch_of(frame_of(spark))).frame) == [(1, "u1", "DE", "Bonn")]
+    assert len([record for record in caplog.records if "Table 'lake' cannot be read again" in record.message]) == 1
 
 
 def test_files_of_a_table_that_go_after_it_was_read_fail_no_batch(spark, tmp_path):

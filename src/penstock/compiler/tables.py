@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.clock import MonotonicTime
 from penstock.elements import RefCount
-from penstock.errors import GraphError, PenstockError, SourceUnavailable
+from penstock.errors import GraphError, PenstockError, SchemaMismatch, SourceUnavailable, no_column
 from penstock.spark.blocks import free_rows, is_gone, with_size_of_blocks
-from penstock.spark.plans import analyzed_plan
+from penstock.spark.plans import analyzed_plan, forget_listed_files, list_files_of_views_again
 from penstock.spark.query_log import first_line, quiet
+from penstock.spark.sql import quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 log: Final = logging.getLogger("penstock")
 
@@ -108,6 +110,7 @@ class StaticTables:
 
         Raises:
             SourceUnavailable: the table is due to be read again and cannot be, as while another job rewrites it.
+            SchemaMismatch: the table is due to be read again and lacks a column, or one has another type.
         """
         with self._lock:
             snapshot = self._snapshots.get(table.name)
@@ -153,7 +156,7 @@ class StaticTables:
         """The content as it is now; if it cannot be read, and the table is to be kept then, what was read last."""
         try:
             with quiet():
-                snapshot = self._read(table, now)
+                snapshot = self._read(table, now, last.frame.schema)
         except Exception as error:
             if is_gone(self._spark):
                 raise
@@ -162,18 +165,54 @@ class StaticTables:
                 log.warning("%s: %s Its rows are still those that were read last.", table.origin, msg)
                 return replace(last, at=now)
             msg = f'{msg} With on_error="keep" its rows would be those that were read last.'
-            raise SourceUnavailable(msg, where=str(table.origin)) from error
+            # Another attempt of the job would need the same columns, as its steps stay compiled.
+            kind = SchemaMismatch if isinstance(error, SchemaMismatch) else SourceUnavailable
+            raise kind(msg, where=str(table.origin)) from error
         last.lease.release()
         return snapshot
 
-    def _read(self, table: TableDefinition, now: MonotonicTime) -> TableSnapshot:
+    def _read(self, table: TableDefinition, now: MonotonicTime, columns: StructType | None = None) -> TableSnapshot:
+        """The content as it is now, with these columns."""
+        if self._now is not None:
+            forget_listed_files(self._spark)
+        frame = self._spark.sql(table.query)
+        if self._now is not None:
+            list_files_of_views_again(frame)
+        if columns is not None:
+            frame = _with_columns(frame, columns)
         # A local checkpoint cuts the table off from its query: every batch sees the same content until the next
         # reading, and the plan is a leaf that the plan check recognises. A job reads it at once: read by the job of a
         # batch, a file that is gone by then would look like a failure of that batch.
-        frame = self._spark.sql(table.query).localCheckpoint(eager=self._now is not None)
+        frame = frame.localCheckpoint(eager=self._now is not None)
         if self._now is not None:  # so that a small one is sent to all tasks once, wherever it comes from
             frame = with_size_of_blocks(frame)
         rows = analyzed_plan(frame).rdd()
         return TableSnapshot(
             name=table.name, frame=frame, rdd=rows.id(), at=now, lease=RefCount(lambda: free_rows(rows))
         )
+
+
+def _with_columns(frame: DataFrame, columns: StructType) -> DataFrame:
+    """The frame with these columns, found by name. Later steps are compiled for them and bound to them by position.
+
+    Raises:
+        SchemaMismatch: a column is missing or has another type.
+    """
+    wanted = [(field.name, field.dataType.simpleString()) for field in columns]
+    there = [(field.name, field.dataType.simpleString()) for field in frame.schema]
+    if there == wanted:
+        return frame
+    fold = str if frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
+    types = {fold(name): data_type for name, data_type in there}
+    for name, data_type in wanted:
+        found = types.get(fold(name))
+        if found == data_type:
+            continue
+        if found is None:
+            missing = no_column(name, frame.schema.fieldNames())
+            change = f"{missing} It was {data_type} when the table was first read."
+        else:
+            change = f"Column {name!r} was {data_type} when the table was first read, and is {found} now."
+        msg = f"{change} Let the query of the table give it with that type, or start the job again for other columns."
+        raise SchemaMismatch(msg)
+    return frame.select(*(quote_identifier(name) for name, _ in wanted))

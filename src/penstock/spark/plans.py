@@ -61,6 +61,27 @@ def plan_kind(node: JavaObject) -> str:
     return str(node.getClass().getSimpleName()).removesuffix("$")
 
 
+# ---- what Spark remembers of tables ----------------------------------------------------------------------------------
+
+
+def forget_listed_files(session: SparkSession) -> None:
+    """Have the session look up the tables of its catalog, and list their files, when a query next names them.
+
+    Spark lists them at the first query and keeps that, so that it would never see what other processes write.
+    """
+    cast("Any", session)._jsparkSession.sessionState().catalog().invalidateAllCachedTables()  # noqa: SLF001
+
+
+def list_files_of_views_again(frame: DataFrame) -> None:
+    """List the files below temporary views of frames again: such a view keeps its plan, with the files listed once."""
+    plan = analyzed_plan(frame)
+    for part in (plan, *scala_items(plan.subqueriesAll())):
+        for node in plan_nodes(part):
+            if plan_kind(node) == "View" and node.isTempViewStoringAnalyzedPlan():
+                for kept in (node, *scala_items(node.subqueriesAll())):
+                    kept.refresh()
+
+
 # ---- editing plans ---------------------------------------------------------------------------------------------------
 # A plan is built once over a *leaf*, an empty relation of its own. Binding it to a batch replaces the leaf by the
 # batch's plan, in a constant number of calls to the JVM, however many columns and steps there are:
