@@ -281,6 +281,24 @@ def test_options_with_effect_are_taken_in_any_case():
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("quote", "''", "Give one character, or '' for none."),
+        ("ESCAPE", r"\t", "Give one character, or '' for none."),
+        ("comment", "//", "Give one character, or '' for none."),
+        ("sep", "", "Give the characters between two values"),
+        ("delimiter", "\\", r"a backslash as '\\'"),
+        ("sep", r"\x", "Give the characters between two values"),
+    ],
+)
+def test_characters_of_csv_that_spark_cannot_take_are_refused(name, value, remedy):
+    with pytest.raises(GraphError) as failure:
+        Source("in", format="csv", schema=SCHEMA, options={name: value})
+    assert f"Option {name!r} is {value!r}" in str(failure.value)
+    assert remedy in str(failure.value)
+
+
+@pytest.mark.parametrize(
     ("format", "options", "words"),
     [
         ("json", {"multiLine": True}, "'multiLine' has no effect for format 'json'"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import lzma
 import os
 from decimal import Decimal
 from pathlib import Path
@@ -446,8 +447,8 @@ def test_caught_up_leaves_out_a_file_that_goes_away_and_bounded_stops(spark, tmp
 
 
 def test_compressed_files_are_read_by_workers_as_by_spark(spark, tmp_path):
-    lines = [f"{n};n{n}" for n in range(30_000)]
-    for codec, ending in (("deflate", ".deflate"), ("snappy", ".snappy"), ("bzip2", ".bz2")):
+    lines = [*(f"{n};n{n}" for n in range(30_000)), f"long;{'x' * 600_000}"]  # the last is a block of several chunks
+    for codec, ending in (("deflate", ".deflate"), ("snappy", ".snappy"), ("lz4", ".lz4"), ("bzip2", ".bz2")):
         written = tmp_path / "by_spark"
         frame = spark.createDataFrame([(line,) for line in ["id;name", *lines]], "v STRING").coalesce(1)
         frame.write.mode("overwrite").text(str(written), compression=codec)
@@ -459,6 +460,35 @@ def test_compressed_files_are_read_by_workers_as_by_spark(spark, tmp_path):
         )
         (batch,), _ = drain(open_(spark, source))
         assert [";".join(row) for row in batch] == lines
+
+
+TWO_LINES = b"1;\xc3\xa4\n2;b\n"
+IN_HADOOPS_BLOCKS = pa.compress(TWO_LINES, codec="lz4_raw", asbytes=True)
+
+
+@pytest.mark.parametrize(
+    ("ending", "content"),
+    [
+        (".gz", gzip.compress(TWO_LINES)),
+        (".bz2", bz2.compress(TWO_LINES)),
+        (".zst", pa.compress(TWO_LINES, codec="zstd", asbytes=True)),
+        (".xz", lzma.compress(TWO_LINES)),
+        (".lz4", pa.compress(TWO_LINES, codec="lz4", asbytes=True)),
+        (".lz4", len(TWO_LINES).to_bytes(4, "big") + len(IN_HADOOPS_BLOCKS).to_bytes(4, "big") + IN_HADOOPS_BLOCKS),
+    ],
+    ids=["gz", "bz2", "zst", "xz", "lz4 frame", "lz4 blocks"],
+)
+def test_a_compressed_file_is_read_however_few_there_are(spark, tmp_path, ending, content):
+    path = put(tmp_path, f"a{ending}", content, at=1)
+    assert drain(open_(spark, Source(tmp_path, format="text")))[0] == [[("1;ä",), ("2;b",)]]
+    csv = Source(tmp_path, format="csv", schema="id INT, name STRING", options={"sep": ";", "multiLine": True})
+    reader = open_(spark, csv)
+    if ending == ".xz" or content.startswith(b"\x04\x22\x4d\x18"):
+        with pytest.raises(DecodeError, match="leave out the option multiLine") as refused:
+            reader.frame(ask(reader).plan)
+        assert str(path) in str(refused.value)
+    else:
+        assert drain(reader)[0] == [[(1, "ä"), (2, "b")]]
 
 
 def test_limits(spark, tmp_path):
@@ -576,6 +606,14 @@ def test_columns_of_csv_are_found_by_the_names_in_each_files_first_line(spark, t
     assert batches[0] == [(1, "x;y"), (2, "z"), (3, "w"), (4, None)]
     assert [row for batch in batches[1:] for row in batch] == [(number, f"n{number}") for number in range(20_000)]
     assert len(batches) > 3
+
+
+@pytest.mark.parametrize(("separator", "between"), [(r"\t", "\t"), ("||", "||"), (r"\\|", "\\|")])
+def test_names_are_found_with_separators_as_spark_takes_them(spark, tmp_path, separator, between):
+    put(tmp_path, "a.csv", f'name{between}"id"\n"x{between}y"{between}1\n', at=1)
+    options = {"header": "names", "sep": separator}
+    files = Source(tmp_path, format="csv", schema="id INT, name STRING", options=options)
+    assert drain(open_(spark, files))[0] == [[(1, f"x{between}y")]]
 
 
 @pytest.mark.parametrize(("first", "words"), [("a;b", "names no column of the schema"), ("id;ID", "'id' twice")])

@@ -16,7 +16,7 @@ from penstock.formats.text import DECODE_MARK
 from penstock.interfaces.source import DECODED_RECORD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 _DECOMPRESS_BLOCK: Final = 64 * 1024
 """Bytes that are decompressed at a time."""
+_LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
+"""The first bytes of an LZ4 frame."""
+_LZ4_HEAD: Final = _LZ4_MAGIC + b"\x60\x70\x73"
+"""The head of an LZ4 frame of independent blocks of up to 4 MiB, without checksums."""
 
 
 def open_file(path: str, encoding: str | None = None) -> IO[bytes]:
@@ -47,7 +51,7 @@ def _in_utf8(file: IO[bytes], encoding: str) -> Iterator[bytes]:
     yield decoder.decode(b"", final=True).encode()
 
 
-def _decompressed(path: str) -> IO[bytes]:
+def _decompressed(path: str) -> IO[bytes]:  # noqa: PLR0911 - one for each kind of file
     if path.endswith(".gz"):
         import gzip
 
@@ -60,14 +64,22 @@ def _decompressed(path: str) -> IO[bytes]:
         import lzma
 
         return lzma.open(path, "rb")
-    if path.endswith((".zst", ".lz4")):
+    if path.endswith(".zst") or (path.endswith(".lz4") and is_lz4_frame(path)):
         import pyarrow as pa
 
         return pa.input_stream(path, compression="detect")  # type: ignore[no-any-return]
-    if path.endswith((".deflate", ".snappy")):
-        file = open(path, "rb")  # noqa: SIM115 - closed by the stream
-        return io.BufferedReader(_Stream(file, _inflated(file) if path.endswith(".deflate") else _unsnapped(file)))
-    return open(path, "rb")
+    file = open(path, "rb")  # noqa: SIM115 - closed by the stream
+    if path.endswith(".deflate"):
+        return io.BufferedReader(_Stream(file, _inflated(file)))
+    if path.endswith((".snappy", ".lz4")):
+        return io.BufferedReader(_Stream(file, _unblocked(file, _unsnapped if path.endswith(".snappy") else _unlz4ed)))
+    return file
+
+
+def is_lz4_frame(path: str) -> bool:
+    """Whether an ``.lz4`` file is as the program ``lz4`` writes it, which Spark cannot read. Hadoop writes blocks."""
+    with open(path, "rb") as file:
+        return file.read(len(_LZ4_MAGIC)) == _LZ4_MAGIC
 
 
 class _Stream(io.RawIOBase):
@@ -108,17 +120,28 @@ def _inflated(file: IO[bytes]) -> Iterator[bytes]:
         yield stream.decompress(block)
 
 
-def _unsnapped(file: IO[bytes]) -> Iterator[bytes]:
-    """The content of a file of Hadoop's snappy codec: blocks, each of a content length and compressed chunks."""
-    import pyarrow as pa
-
+def _unblocked(file: IO[bytes], unpacked: Callable[[bytes], bytes]) -> Iterator[bytes]:
+    """The content of a file of Hadoop's codecs of blocks, each of a content length and compressed chunks."""
     while head := file.read(4):
         remaining = _number(head + _exactly(file, 4 - len(head)))
         while remaining > 0:
-            packed = _exactly(file, _number(_exactly(file, 4)))
-            size = _unpacked_size(packed)
-            yield pa.decompress(packed, decompressed_size=size, codec="snappy", asbytes=True)
-            remaining -= size
+            content = unpacked(_exactly(file, _number(_exactly(file, 4))))
+            yield content
+            remaining -= len(content)
+
+
+def _unsnapped(chunk: bytes) -> bytes:
+    import pyarrow as pa
+
+    return pa.decompress(chunk, decompressed_size=_unpacked_size(chunk), codec="snappy", asbytes=True)  # type: ignore[no-any-return]
+
+
+def _unlz4ed(chunk: bytes) -> bytes:
+    import pyarrow as pa
+
+    # The chunk does not say how long its content is, and ``pa.decompress`` must know. Frames are read without that.
+    frame = _LZ4_HEAD + len(chunk).to_bytes(4, "little") + chunk + bytes(4)
+    return pa.CompressedInputStream(pa.BufferReader(frame), "lz4").read()  # type: ignore[no-any-return]
 
 
 def _exactly(file: IO[bytes], size: int) -> bytes:

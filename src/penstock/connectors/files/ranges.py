@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from penstock.connectors.files.arguments import SPARKS_ENCODINGS
-from penstock.connectors.files.lines import DAMAGES, MARK, FileSplit, LineReader, damage, open_file
+from penstock.connectors.files.lines import DAMAGES, MARK, FileSplit, LineReader, damage, is_lz4_frame, open_file
 from penstock.connectors.files.listing import COMPRESSED, FileSignature, FileSlice, file_changed, file_unreadable
 from penstock.errors import ConnectorError, DecodeError, GraphError, SourceChanged, sentence
 from penstock.formats import text
@@ -132,7 +132,8 @@ def _is_small(slices: Sequence[FileSlice]) -> bool:
 def _suit_spark(slices: Sequence[FileSlice]) -> bool:
     """Whether Spark's own reader can read the lines, and not slower than Python workers."""
     # Hadoop's local file system cannot open a file with a colon in its name, and many are named by the time of day.
-    if any(":" in part.name for part in slices):
+    # Hadoop has no codec for xz, and its codec for lz4 reads files of Hadoop alone.
+    if any(":" in part.name or part.name.endswith((".xz", ".lz4")) for part in slices):
         return False
     # It takes a third of a millisecond to open a file, a worker a tenth of that.
     return len(slices) <= _FEW_FILES or _bytes(slices) > _SMALL_FILE * len(slices)
@@ -217,6 +218,7 @@ def _records_by_spark(
 ) -> DataFrame:
     """Records of CSV whose values may have line breaks, decoded, with ``_file``."""
     paths = [os.path.join(root, part.name) for part in slices]
+    _require_sparks_codecs(paths)
     options = {**content.options, **text.MULTI_LINE, "header": str(content.header).lower()}
     if content.encoding is not None:
         options["encoding"] = SPARKS_ENCODINGS[content.encoding]
@@ -224,7 +226,30 @@ def _records_by_spark(
     return text.decoded_csv(whole.selectExpr("*", "_metadata.file_path AS _file"), schema, _PATH)
 
 
+def _require_sparks_codecs(paths: Sequence[str]) -> None:
+    """Check that Spark can decompress files: it reads some as if they were not compressed.
+
+    Raises:
+        DecodeError: it cannot.
+        SourceUnavailable: a file may not be read.
+    """
+    for path in paths:
+        try:
+            is_unknown = path.endswith(".xz") or (path.endswith(".lz4") and is_lz4_frame(path))
+        except OSError as error:
+            raise file_unreadable(path, error.strerror) from error
+        if is_unknown:
+            msg = (
+                f"{path}: Spark, which reads files with multiLine, cannot decompress it. Compress it with gzip, bzip2 "
+                "or zstd, or leave out the option multiLine."
+            )
+            raise DecodeError(msg)
+
+
 # ---- CSV whose first line names the columns --------------------------------------------------------------------------
+
+_BETWEEN: Final = "\udfff"
+"""Stands for the separator, since Python takes one character: this one is in no decoded text."""
 
 
 def frame_by_names(
@@ -259,7 +284,8 @@ def frame_by_names(
 
 def _header(path: str, content: FileFormat) -> tuple[str, ...]:
     named = {name.lower(): value for name, value in content.options.items()}
-    separator = named.get("sep", named.get("delimiter", ","))
+    separator = text.unescaped_separator(named.get("sep", named.get("delimiter", ",")))
+    quote = named.get("quote", '"').strip("\0")
     try:
         with open_file(path, content.encoding) as file:
             line = file.readline().decode("utf-8-sig", errors="replace").rstrip("\r\n")
@@ -269,8 +295,13 @@ def _header(path: str, content: FileFormat) -> tuple[str, ...]:
         reason, remedy = damage(path, error)
         msg = f"{path}: {sentence(reason)} {sentence(remedy)}"
         raise DecodeError(msg) from error
-    reader = csv.reader([line], delimiter=separator, quotechar=named.get("quote", '"') or None)
-    return tuple(name.strip() for name in next(reader, []))
+    reader = csv.reader([line.replace(separator, _BETWEEN)], delimiter=_BETWEEN, quotechar=quote or None)
+    try:
+        names = next(reader, [])
+    except csv.Error as error:  # such as lines that end with CR alone
+        msg = f"{path}: The first line is no header: {error}. Correct the file: its lines must end with LF or CR LF."
+        raise DecodeError(msg) from error
+    return tuple(name.replace(_BETWEEN, separator).strip() for name in names)
 
 
 def _in_order(path: str, header: Sequence[str], schema: StructType) -> StructType:
