@@ -9,10 +9,11 @@ import subprocess
 import sys
 
 import pytest
+from pyspark.sql import types as t
 
 import penstock as ps
 from penstock.graph.fingerprint import fingerprint
-from penstock.graph.nodes import BAD_PORT, CallSite, Graph, PortRef, Union, WithWatermark, Write
+from penstock.graph.nodes import BAD_PORT, CallSite, Graph, ParseJson, PortRef, Union, WithWatermark, Write
 from penstock.graph.validate import validate
 from penstock.handles import Guarantee
 from penstock.interfaces.operator import LATE_PORT
@@ -45,6 +46,30 @@ def refused(make, error=ps.GraphError) -> str:
     assert caught.value.where is not None
     assert caught.value.where.startswith("tests/core/test_graph_build.py:")
     return str(caught.value)
+
+
+def test_a_schema_of_types_becomes_text_that_spark_reads_again():
+    inner = t.StructType().add("order-id", t.LongType()).add("a`b", t.StringType(), nullable=False, metadata={"m": 1})
+    schema = (
+        t.StructType()
+        .add("@type", t.DecimalType(10, 2))
+        .add("one", inner)
+        .add("many", t.ArrayType(inner))
+        .add("named", t.MapType(t.StringType(), inner))
+        .add("none", t.StructType())
+    )
+    fields = "STRUCT<`order-id`: bigint, `a``b`: string>"
+    expected = (
+        f"`@type` decimal(10,2), `one` {fields}, `many` ARRAY<{fields}>, `named` MAP<string, {fields}>, `none` STRUCT<>"
+    )
+
+    def parsed(p):
+        lines = p.read("lines", ps.files.Source("in/", format="text"))
+        lines.parse_json("value", schema).write("json", ps.console.Sink())
+        lines.parse_csv("value", schema).write("csv", ps.console.Sink())
+
+    nodes = ps.pipeline("demo")(parsed).graph().nodes
+    assert [node.schema for node in nodes if isinstance(node, ParseJson)] == [expected, expected]
 
 
 def test_each_method_adds_one_frozen_node_with_the_users_line():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql import types as t
 
 from penstock.errors import DecodeError, GraphError, SchemaMismatch
 from penstock.formats import text
@@ -42,6 +43,13 @@ def test_split_keeps_good_columns_on_one_side_and_whole_bad_rows_on_the_other(fr
     assert told[4][1] == "malformed JSON: "
     assert told[6][1] == 'malformed JSON, or a field that is not of its declared type: {"id": 2} {"id": 3}'
     assert sorted(told) == [2, 3, 4, 6]
+
+
+def test_a_schema_of_types_is_read_again_whatever_its_names(spark):
+    inner = t.StructType().add("order-id", t.LongType()).add("a`b", t.ArrayType(t.DecimalType(10, 2)))
+    schema = t.StructType().add("@type", t.StringType()).add("one", inner)
+    schema.add("many", t.ArrayType(inner)).add("named", t.MapType(t.StringType(), inner)).add("none", t.StructType())
+    assert text.struct_type(spark, text.to_ddl(schema)) == schema
 
 
 MORE_THAN_A_RECORD = [

@@ -44,6 +44,16 @@ def test_a_record_is_decoded_and_the_rest_goes_by_what_comes_after(spark):
     assert wanted(spark, build, topics=["a", "b"]) == {"_record", "value", "timestamp", "topic_partition"}
 
 
+def test_an_event_time_is_asked_for_even_if_it_is_dropped(spark):
+    def derived(raw):
+        late = raw.with_column("at", "timestamp - INTERVAL 1 SECOND").with_watermark("at", delay="1 s")
+        written(late.where("offset > 7").select("key"))
+
+    found = wanted(spark, lambda raw: written(raw.with_watermark("timestamp", delay="1 s").select("key")))
+    assert found == {"key", "timestamp", "partition"}
+    assert wanted(spark, derived) == {"key", "offset", "timestamp", "partition"}
+
+
 def test_what_is_passed_on_is_asked_for(spark):
     everything = {"key", "value", "headers", "topic", "partition", "offset", "timestamp"}
     assert wanted(spark, lambda raw: written(raw.where("offset > 7"))) == everything

@@ -26,6 +26,7 @@ from penstock.connectors.for_each import ForEachSink, When, check_batch_function
 from penstock.dead_letters.letters import VERB, provenance, to_letters
 from penstock.dead_letters.store import DeadLetterSink
 from penstock.errors import GraphError
+from penstock.formats.text import check_options, to_ddl
 from penstock.graph import nodes
 from penstock.graph.nodes import (
     BAD_PORT,
@@ -287,7 +288,7 @@ class Stream(spark_names.AnswersSparkNames, Previewable):
         """
         origin = call_site()
         check_choice("on_error", on_error, get_args(OnError), origin)
-        text = schema if isinstance(schema, str) else nodes.to_ddl(schema)
+        text = schema if isinstance(schema, str) else to_ddl(schema)
         check_column_name("parse_json", column, origin)
         node = self.pipeline.keep(
             lambda number: ParseJson(
@@ -341,11 +342,9 @@ class Stream(spark_names.AnswersSparkNames, Previewable):
         >>> lines.parse_csv("value", "id LONG, user STRING", on_error="split", options={"sep": ";"})
         (<Stream of parse_csv value>, <Stream of parse_csv value>)
         """
-        from penstock.formats.text import check_options
-
         origin = call_site()
         check_choice("on_error", on_error, get_args(OnError), origin)
-        text = schema if isinstance(schema, str) else nodes.to_ddl(schema)
+        text = schema if isinstance(schema, str) else to_ddl(schema)
         check_column_name("parse_csv", column, origin)
         if any(name.lower() == "header" for name in options or ()):
             msg = "Option 'header' has no effect in parse_csv: each value is one line. Leave it out."

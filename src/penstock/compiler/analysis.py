@@ -45,7 +45,9 @@ from penstock.interfaces.source import (
     SupportsJsonDecoding,
     SupportsPartitions,
 )
+from penstock.spark.plans import analyzed_plan
 from penstock.spark.session import is_classic
+from penstock.spark.sql import quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,12 +131,20 @@ class Analysis:
             return source
         schema, _ = self._input(node, steps)
         compiled: list[CompiledStep] = []
+        used: frozenset[str] = frozenset()
         for step in steps:
             compiled += self._compiled(step, schema, says_place=False)
             schema = compiled[-1].schema
-        used = columns_used(self._steps.editor, compiled)
+            if isinstance(step, WithWatermark):  # its column is observed, whether or not a later step keeps it
+                used |= columns_used(self._steps.editor, [*compiled, self._only(step.column, schema)])
+        used |= columns_used(self._steps.editor, compiled)
         partition_column = source.partition_column if isinstance(source, SupportsPartitions) else None
         return source.only(used if partition_column is None else used | {partition_column})
+
+    def _only(self, column: str, schema: StructType) -> CompiledStep:
+        leaf = self._steps.editor.new_leaf(schema)
+        frame = leaf.frame.select(quote_identifier(column))
+        return CompiledStep(leaf=leaf, plan=analyzed_plan(frame), schema=frame.schema)
 
     def read_tables_again(self) -> None:
         """Have the static tables read again when they are next used: by the steps of the next attempt."""

@@ -73,6 +73,8 @@ _EFFECTIVE: Final[Mapping[str, tuple[str, ...]]] = {
     "text": (),
 }
 """By format, the options that change what is read. Others of Spark infer a schema, find files or write them."""
+_ESCAPED: Final = {"t": "\t", "r": "\r", "b": "\b", "f": "\f", "'": "'", '"': '"', "\\": "\\"}
+"""By the character after a backslash, what it means in a separator of CSV."""
 # Jackson by default stops at strings of 20 million characters.
 _JSON = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "maxStringLen": str(2**31 - 1)}
 _CSV = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
@@ -94,7 +96,32 @@ def check_options(options: Mapping[str, object], format: str) -> dict[str, str]:
             )
             raise GraphError(msg)
         check_effect(name, effective, f"{format} is read")
-    return _as_text(options)
+    chosen = _as_text(options)
+    if format == "csv":
+        for name, value in chosen.items():
+            _check_characters(name, value)
+    return chosen
+
+
+def _check_characters(name: str, value: str) -> None:
+    if name.lower() in ("sep", "delimiter") and not re.fullmatch(r"""(?:[^\\]|\\[trbf'"\\])+""", value, re.DOTALL):
+        msg = (
+            f"Option {name!r} is {value!r}, which Spark cannot read. Give the characters between two values, a tab as "
+            r"'\t', and a backslash as '\\'."
+        )
+        raise GraphError(msg)
+    if name.lower() in ("quote", "escape", "comment") and len(value) > 1:
+        msg = f"Option {name!r} is {value!r}, but must be one character. Give one character, or '' for none."
+        raise GraphError(msg)
+
+
+def unescaped_separator(value: str) -> str:
+    r"""The characters that a separator of CSV, as Spark takes it, stands for.
+
+    >>> unescaped_separator(r"\t"), unescaped_separator("||")
+    ('\t', '||')
+    """
+    return re.sub(r"\\(.)", lambda found: _ESCAPED[found[1]], value)
 
 
 def check_effect(name: str, effective: Sequence[str], when: str) -> None:
@@ -189,8 +216,8 @@ def decode_csv(
     frame: DataFrame, column: str, schema: StructType, options: Mapping[str, object] | None = None
 ) -> DataFrame:
     """Like ``decode_json``, for lines of CSV. Too few or too many fields are bad; quoted line breaks are too."""
-    outer = ", ".join([*(f"{quoted(f.name)} {_sql_type(f.dataType)}" for f in schema.fields), f"{_CORRUPT} STRING"])
-    record = f"from_csv(CAST({quoted(column)} AS STRING), {string_literal(outer)}, {_options(options, _CSV)})"
+    columns = string_literal(to_ddl(with_corrupt(schema)))
+    record = f"from_csv(CAST({quoted(column)} AS STRING), {columns}, {_options(options, _CSV)})"
     why = _reason(column, DECODED, string_literal(_csv_problem(schema)), null=f"{_MALFORMED_CSV}: null value")
     return _staged(frame, column, record, DECODED, why)
 
@@ -409,6 +436,11 @@ def _sql_type(kind: DataType) -> str:
     if isinstance(kind, MapType):
         return f"MAP<{_sql_type(kind.keyType)}, {_sql_type(kind.valueType)}>"
     return kind.simpleString()
+
+
+def to_ddl(schema: StructType) -> str:
+    """A schema as DDL, which ``struct_type`` reads again."""
+    return ", ".join(f"{quoted(f.name)} {_sql_type(f.dataType)}" for f in schema.fields)
 
 
 def _options(options: Mapping[str, object] | None, fixed: Mapping[str, str]) -> str:

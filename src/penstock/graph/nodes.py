@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import Final, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from penstock.clock import format_duration, parse_duration
 from penstock.errors import GraphError, assert_never
@@ -15,10 +15,6 @@ from penstock.interfaces.operator import LATE_PORT, MAIN_PORT, OperatorSpec
 from penstock.interfaces.sink import Sink
 from penstock.interfaces.source import Source
 from penstock.user_code import PACKAGE, short_path
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
 
 # ----------------------------------------------------------------------------------------------------- pace of a source
 
@@ -400,11 +396,6 @@ def call_text(function: object, args: tuple[object, ...], kwargs: Mapping[str, o
     module = getattr(function, "__module__", None) or "?"
     arguments = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
     return f"{module}.{name}({', '.join(arguments)})"
-
-
-def to_ddl(schema: StructType) -> str:
-    """Return a schema as DDL, which is parsed again when the job is built."""
-    return ", ".join(f"`{f.name.replace('`', '``')}` {f.dataType.simpleString()}" for f in schema.fields)
 
 
 def describe_step(node: Node) -> str:  # noqa: PLR0911 - one for each kind of step
