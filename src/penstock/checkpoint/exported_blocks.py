@@ -121,7 +121,7 @@ def refuse_own_rows(filesystem: FileSystem, folders: Mapping[str, str]) -> None:
         if folder in folders and any(files.read(block) not in (None, SEAL) for block in sorted(found.blocks)):
             msg = (
                 f"The export holds received rows of source {folders[folder]!r}, and this state directory has rows of "
-                "its own that the source was given. Go on with those without --from, or start from the export in "
-                "another state directory."
+                "its own that the source was given. Go on with those by penstock run … without --from, or start from "
+                "the export in another state directory."
             )
             raise StateIncompatible(msg, uid=folders[folder])

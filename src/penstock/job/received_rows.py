@@ -86,13 +86,13 @@ def refuse_unread_rows(
     own = source_folders(history, sources)
     if unread[0].uid in own:
         why = "this start reads another folder of that source, from before or after an import"
-        remedy = "Read them with a start from a checkpoint of that folder"
+        remedy = "Read them with penstock run … --from a checkpoint of that folder"
     else:
         why = "the pipeline has no such source"
         remedy = "Give the source its uid again and read them with penstock run … --until caught-up"
     msg = (
         f"The log of received rows holds {' and '.join(map(str, unread))} that were acknowledged and are not read yet, "
-        f"and {why}. {remedy}, or leave them unread with --allow-non-restored-state."
+        f"and {why}. {remedy}, or leave them unread with penstock run … --allow-non-restored-state."
     )
     raise StateIncompatible(msg, uid=own.get(unread[0].uid, unread[0].uid))
 
