@@ -382,21 +382,23 @@ def test_a_checkpoint_that_was_never_noticed_and_was_left_by_a_rewind_does_not_c
         feed.start()
 
 
+def starts_without_a_checkpoint(feed, position, prefix="", *, waiting=0):
+    """Seven starts from one position, each with a file more than the last; ``waiting`` files are there before."""
+    for number in range(7):
+        feed.position = position
+        feed.put(f"{prefix}{number}.json")
+        assert len(feed.start().read()) == waiting + number + 1
+
+
 def test_starts_without_a_checkpoint_do_not_wear_out_the_checkpoint_that_they_start_from(feed, monkeypatch):
     monkeypatch.setattr(removal, "_MOST_EARLIER", 3)
     newest = feed.start().checkpoint()
-    for number in range(7):
-        feed.position = newest
-        feed.put(f"{number}.json")
-        assert len(feed.start().read()) == number + 1
+    starts_without_a_checkpoint(feed, newest)
     assert len(feed.source.removal.record().earlier) <= 3
     feed.complete()
     feed.read()
     newest = feed.position
-    for number in range(7):
-        feed.position = newest
-        feed.put(f"later-{number}.json")
-        assert len(feed.start().read()) == number + 1
+    starts_without_a_checkpoint(feed, newest, "later-")
     feed.position = newest
     assert len(feed.start().read()) == 7
 
@@ -406,10 +408,7 @@ def test_starts_without_a_first_checkpoint_do_not_wear_out_the_one_of_before_aft
     feed.options["after_read"] = None
     before = feed.start().checkpoint()
     feed.options["after_read"] = way
-    for number in range(7):
-        feed.position = before
-        feed.put(f"{number}.json")
-        assert len(feed.start().read()) == number + 1
+    starts_without_a_checkpoint(feed, before)
 
 
 def test_an_outage_does_not_wear_out_older_checkpoints(archiving, monkeypatch):
@@ -417,10 +416,7 @@ def test_an_outage_does_not_wear_out_older_checkpoints(archiving, monkeypatch):
     savepoint = two_rounds(archiving)
     archiving.put("d.json")
     archiving.position = newest = archiving.checkpoint()
-    for number in range(7):
-        archiving.position = newest
-        archiving.put(f"later-{number}.json")
-        assert len(archiving.start().read()) == number + 2
+    starts_without_a_checkpoint(archiving, newest, "later-", waiting=1)
     archiving.position = savepoint
     assert archiving.start().read()[:3] == ["b.json", "c.json", "d.json"]
 

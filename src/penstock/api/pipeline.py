@@ -196,25 +196,26 @@ def _part_names(query: str, origin: CallSite) -> set[str]:
     Raises:
         GraphError: a brace is not around a name.
     """
-    wrong: list[str] = []
     names: set[str] = set()
     try:
-        fields = [field for field in Formatter().parse(query) if field[1] is not None]
+        fields = [field[1:] for field in Formatter().parse(query) if field[1] is not None]
     except ValueError as error:
-        fields, wrong = [], [str(error)]
-    for _, name, spec, conversion in fields:
+        raise _not_a_part(str(error), origin) from error
+    for name, spec, conversion in fields:
         found = _PART.fullmatch(name or "")
         if found is None or spec or conversion:
-            wrong.append(f"{{{name}{f':{spec}' if spec else ''}}}")
-        else:
-            names.add(found[1])
-    if wrong:
-        msg = (
-            f"The query of sql() has a brace that is not around the name of a part ({wrong[0]}). Write {{{{ and }}}} "
-            "for braces that are part of the SQL."
-        )
-        raise GraphError(msg, where=str(origin))
+            wrong = f"{{{name}{f':{spec}' if spec else ''}}}"
+            raise _not_a_part(wrong, origin)
+        names.add(found[1])
     return names
+
+
+def _not_a_part(found: str, origin: CallSite) -> GraphError:
+    msg = (
+        f"The query of sql() has a brace that is not around the name of a part ({found}). Write {{{{ and }}}} for "
+        "braces that are part of the SQL."
+    )
+    return GraphError(msg, where=str(origin))
 
 
 @short_tracebacks

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from typing import TypeVar
 
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import NO_ENTRY, Body, Claim, Entry, Manifest, Stopped, host_of
@@ -192,6 +193,7 @@ def _incoherent(entry: Entry, what: str) -> CheckpointUnreadable:
 
 # ---- taking numbers (L3, L4) ----------------------------------------------------------------------------------------
 
+T = TypeVar("T")
 Sleep = Callable[[float], None]
 """Waits for seconds. It may raise, to give up: a write that was sent may then still land (L3)."""
 
@@ -239,12 +241,10 @@ class LogWriter:
 
         Otherwise it lies below the floor, or another claim followed at once.
         """
-        for seconds in backoff():
-            try:
-                return numbers_in_log(self._filesystem)[-1:] == (number,)
-            except (StorageFailed, StateDirectoryRefused):
-                self._pause(seconds)
-        raise AssertionError  # pragma: no cover - the backoff has no end
+        newest = until_answered(
+            lambda: numbers_in_log(self._filesystem)[-1:], self._pause, StorageFailed, StateDirectoryRefused
+        )
+        return newest == (number,)
 
     def read(self) -> History:
         """The current history, in one try; unreadable entries are listed.
@@ -279,6 +279,16 @@ def backoff() -> Iterator[float]:
     while True:
         yield seconds
         seconds = min(seconds * 2, 10.0)
+
+
+def until_answered(ask: Callable[[], T], pause: Sleep, *failures: type[Exception]) -> T:
+    """What ``ask`` returns, asked again as long as it raises one of ``failures``."""
+    for seconds in backoff():
+        try:
+            return ask()
+        except failures:
+            pause(seconds)
+    raise AssertionError  # pragma: no cover - the backoff has no end
 
 
 # ---- claiming and appending -----------------------------------------------------------------------------------------
@@ -357,12 +367,7 @@ class Log:
 
     def _read_under_claim(self, *, past_unreadable: bool) -> History:
         """Read until storage answers: a failed claim that is in the log would fence the next attempt of its process."""
-        for seconds in backoff():
-            try:
-                return self.read(past_unreadable=past_unreadable)
-            except StorageFailed:
-                self._pause(seconds)
-        raise AssertionError  # pragma: no cover - the backoff has no end
+        return until_answered(lambda: self.read(past_unreadable=past_unreadable), self._pause, StorageFailed)
 
     def _claim_entry(self, history: History, claim: Claim) -> Entry:
         log_id = history.log_id or self._new_id()

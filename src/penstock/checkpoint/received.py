@@ -119,19 +119,19 @@ def folder_of(history: History, uid: str) -> str:
 
 def source_folders(history: History, sources: Collection[str]) -> dict[str, str]:
     """The folders of blocks that these sources have by their uids or by a position in the log, each with its source."""
-    found = {uid: uid for uid in sources}
-    for _, manifest in history.manifests.values():
-        positions = recorded_positions(manifest, history.log_id)
-        found |= {position.uid: uid for uid, position in positions if uid in sources}
-    return found
+    own = {uid: uid for uid in sources}
+    return own | {position.uid: uid for uid, position in _positions_in(history) if uid in sources}
 
 
 def named_folders(history: History) -> frozenset[str]:
     """The folders of blocks that a position in the log names."""
-    manifests = (manifest for _, manifest in history.manifests.values())
-    return frozenset(
-        position.uid for manifest in manifests for _, position in recorded_positions(manifest, history.log_id)
-    )
+    return frozenset(position.uid for _, position in _positions_in(history))
+
+
+def _positions_in(history: History) -> Iterator[tuple[str, ReceivedPosition]]:
+    """As ``recorded_positions``, of all checkpoints in the log."""
+    for _, manifest in history.manifests.values():
+        yield from recorded_positions(manifest, history.log_id)
 
 
 # ---- decisions ------------------------------------------------------------------------------------------------------

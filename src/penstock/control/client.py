@@ -272,7 +272,7 @@ class JobDirectory:
         self.filesystem: FileSystem = LocalFileSystem(root / job)
         self.files = ControlFiles(self.filesystem)
         self.log = Log(self.filesystem, job=job, new_id=new_id, pause=sleep)
-        self._check = self._new_check()
+        self._check = self._new_check()  # it does not ask a silent owner again
 
     def _new_check(self) -> OwnerCheck:
         return OwnerCheck(job=self.job, log=self.log, files=self.files, clock=self.clock, new_id=new_id, pause=sleep)
@@ -357,13 +357,9 @@ class JobDirectory:
                     f"penstock checkpoints {self.job} shows whether it did."
                 )
                 raise RequestFailed(msg)
-            if self.owner() is not None:
-                silent = 0
-                continue
-            silent += 1
-            if silent == MAX_SILENT_CHECKS or owner_is_gone(self.read()):
+            silent = 0 if self._new_check().find_owner() is not None else silent + 1
+            if silent == MAX_SILENT_CHECKS or (silent and owner_is_gone(self.read())):
                 return self._answer_without_owner(request)
-            self._check = self._new_check()  # that one does not ask a silent owner again
 
     def _answer_without_owner(self, request: Request) -> Answer:
         """An answer written at the last moment, or else the one that the log gives."""

@@ -67,14 +67,18 @@ class WatermarkValve:
     @property
     def holder(self) -> int | None:
         """The input that holds the watermark back: the lowest of those that are active and have not ended."""
-        live = (i for i, at in enumerate(self.inputs) if i not in self.ended | self.idle and at != MAX_WATERMARK)
-        return min(live, key=lambda i: self.inputs[i], default=None)
+        return min(self._live - self.idle, key=lambda i: (self.inputs[i], i), default=None)
 
     @property
     def all_idle(self) -> bool:
         """Whether no input holds anything back (and not all have ended)."""
-        live = {i for i, at in enumerate(self.inputs) if i not in self.ended and at != MAX_WATERMARK}
+        live = self._live
         return bool(live) and live <= self.idle
+
+    @property
+    def _live(self) -> set[int]:
+        """The inputs that have not ended."""
+        return {i for i, at in enumerate(self.inputs) if i not in self.ended and at != MAX_WATERMARK}
 
     def advance(self, source: int, at: EventTime) -> EventTime | None:
         """Take in the watermark of one input; returns the combined one if it rose. A step back is ignored."""
@@ -95,7 +99,7 @@ class WatermarkValve:
         return self._raise()
 
     def _raise(self) -> EventTime | None:
-        live = [i for i, at in enumerate(self.inputs) if i not in self.ended and at != MAX_WATERMARK]
+        live = self._live
         holding = [self.inputs[i] for i in live if i not in self.idle]
         if not holding and live:  # all inputs that have not ended are idle: as far as they came, not to the end of time
             holding = [max(self.inputs[i] for i in live)]
