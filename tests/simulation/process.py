@@ -168,7 +168,9 @@ class Driver(Process):
         if error.is_counted:
             self._strategy, delay = self._strategy.after_failure(self.world.now(), chance=chance)
         is_cut = isinstance(error, StateIncompatible) and self.pipeline.shape.without != frozenset()
-        is_over = self.world.is_grown or self.world.ledger.facts.is_drained
+        # A driver of before a source was taken out adds it again, beside one that may have come to the end without it.
+        adds = self.world.is_grown or bool({*self.pipeline.shape.sources} - {*self.world.pipeline.shape.sources})
+        is_over = adds or self.world.ledger.facts.is_drained
         self.may_refuse = is_cut or (is_over and is_after_the_end(error)) or self._beginnings.is_too_late(error)
         if not error.retry or delay is None:
             self._life.to(JobState.FENCED if isinstance(error, GenerationFenced) else JobState.FAILED)
