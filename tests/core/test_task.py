@@ -109,6 +109,35 @@ def test_a_watermark_that_was_held_back_comes_again_once_nothing_waits_for_its_t
     assert held == [], "what has passed does not come again"
 
 
+def test_a_watermark_that_was_held_back_comes_again_after_a_tick_that_had_nothing_to_wait_for() -> None:
+    bench = Bench()
+    held: list[EventTime | None] = [EventTime(3), None]
+    bench.work.advance = lambda at, *, output: held.pop(0)  # type: ignore[assignment,method-assign]
+    bench.work.rest = None  # what held it back was due in this very tick, and sent
+    bench.sources[0].put(at(5))
+    bench.settle_down()
+    assert drained(bench.sink) == [at(3), at(5)]
+    assert held == []
+
+
+def test_a_watermark_that_is_held_back_for_good_is_offered_once_more_and_not_for_ever() -> None:
+    bench = Bench()
+    offers: list[EventTime] = []
+
+    def advance(at: EventTime, **_: object) -> EventTime:
+        offers.append(at)
+        return EventTime(at - 2)
+
+    bench.work.advance = advance  # type: ignore[assignment,method-assign]
+    bench.work.rest = None
+    for time in (5, 6):
+        bench.sources[0].put(at(time))
+        bench.settle_down()
+    bench.settle_down()
+    assert offers == [5, 5, 6, 6]
+    assert drained(bench.sink) == [at(3), at(4)]
+
+
 def test_what_was_taken_is_through_once_what_became_of_it_is() -> None:
     bench = Bench(passes_on=True)
     source, sink = bench.sources[0], bench.sink

@@ -110,3 +110,24 @@ def test_processing_time_passes_only_when_the_test_says_so(spark: SparkSession) 
             {"_change": "update_after", "n": 2},
             {"_change": "update_before", "n": 1},
         ]
+
+
+@ps.pipeline("sessions")
+def sessions(p: ps.Pipeline) -> None:
+    stream = p.read("in", ps.files.Source("/nowhere", schema="user STRING, at TIMESTAMP"))
+    counts = (
+        stream.with_watermark("at", delay="0 seconds")
+        .group_by("user", ps.session("10 seconds"))
+        .agg("counts", ps.agg.count().alias("n"), emit="updates", emit_every="10 seconds")
+    )
+    counts.write("out", ps.memory.Sink())
+
+
+def test_sessions_whose_changes_waited_close_once_these_are_sent(spark: SparkSession) -> None:
+    with OperatorHarness.of(sessions, "counts", spark) as counts:
+        counts.send([at("A", 0) | {"user": "a"}])
+        counts.advance("2026-01-01T00:05:00Z")
+        counts.elapse("10 seconds")
+        assert counts.rows("_change", "n") == [{"_change": "insert", "n": 1}]
+        counts.send([at("A", 0) | {"user": "a"}])
+        assert len(counts.rows(port="late")) == 1

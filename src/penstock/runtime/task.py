@@ -367,6 +367,8 @@ class StepTask:
             self._announced = at
             self.doing = "advancing event time"
             self._offer()
+            # The next tick may send what holds it back, and then has nothing to wait for.
+            self._waits_for_tick = self._waits_for_tick or self._forwarded < at
             self._shell.report(WatermarkAdvanced(task=self.id, at=at))
         for fact in self._inputs.new_facts(self.id, self._announced):
             self._shell.report(fact)

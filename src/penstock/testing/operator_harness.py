@@ -73,6 +73,7 @@ class OperatorHarness:
         self.counters: Counter[str] = Counter()
         self.clock = ManualClock()
         self.watermark = MIN_WATERMARK
+        self._is_held = False
         self._spec = spec
         self._spark = spark
         self._inputs = tuple(text.struct_type(spark, each) if isinstance(each, str) else each for each in inputs)
@@ -153,7 +154,7 @@ class OperatorHarness:
             msg = f"A watermark never goes back, and {watermark!r} is {late:g} s before it. Give a later time."
             raise HarnessError(msg)
         self.watermark = at
-        self._running.advance(at, emit=self._emit)
+        self._offer()
 
     def elapse(self, duration: str) -> None:
         """Let processing time pass; a step with processing-time timers does what is due.
@@ -166,8 +167,8 @@ class OperatorHarness:
         """
         self.clock.advance(duration)
         operator = self._running
-        if isinstance(operator, ProcessingTimeOperator):
-            operator.tick(emit=self._emit)
+        if isinstance(operator, ProcessingTimeOperator) and operator.tick(emit=self._emit) is None and self._is_held:
+            self._offer()
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
@@ -265,6 +266,10 @@ class OperatorHarness:
     def _clean(self) -> None:
         if self._folder is not None:
             self._folder.cleanup()
+
+    def _offer(self) -> None:
+        held = self._running.advance(self.watermark, emit=self._emit)
+        self._is_held = held is not None and held < self.watermark
 
     def _emit(self, batch: Batch, port: str = MAIN_PORT) -> None:
         self._sent.append((port, batch))
