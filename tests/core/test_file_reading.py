@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from pyspark.sql.types import LongType, StructType
 
 from penstock.connectors.files import directory, lines, ranges
 from penstock.connectors.files.lines import FileSplit, LineReader, open_file
-from penstock.connectors.files.listing import COMPRESSED, FileSignature, FileSlice
+from penstock.connectors.files.listing import COMPRESSIONS, FileSignature, FileSlice
 from penstock.errors import DecodeError, SourceChanged, SourceUnavailable
 
 
@@ -67,7 +68,7 @@ def test_a_file_that_goes_while_a_worker_opens_it_is_a_source_changed(tmp_path, 
     assert isinstance(told(failure.value), SourceChanged)
 
 
-@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst", ".deflate", ".snappy", ".lz4"])
+@pytest.mark.parametrize("ending", [*COMPRESSIONS, ".GZ"])
 def test_a_damaged_compressed_file_is_a_decode_error(tmp_path, ending):
     path = tmp_path / f"a{ending}"
     path.write_bytes(b"\x00\x00\x00\x09this is not compressed at all")
@@ -78,7 +79,7 @@ def test_a_damaged_compressed_file_is_a_decode_error(tmp_path, ending):
     assert str(path) in str(error)
 
 
-@pytest.mark.parametrize("ending", COMPRESSED)
+@pytest.mark.parametrize("ending", [*COMPRESSIONS, *map(str.upper, COMPRESSIONS)])
 def test_what_cannot_be_cut_is_never_read_as_it_stands(tmp_path, ending):
     path = tmp_path / f"a{ending}"
     path.write_bytes(b"raw\n")
@@ -122,12 +123,24 @@ def slices(*names):
     return [FileSlice(name=name, signature=FileSignature(1, 1), start=0, end=1) for name in names]
 
 
-@pytest.mark.parametrize(("name", "by_spark"), [("a.txt", True), ("a.gz", True), ("a.xz", False), ("a.lz4", False)])
+@pytest.mark.parametrize("ending", [".gzip", ".GZ", ".zstd"])
+def test_endings_that_only_some_programs_write_are_known(tmp_path, ending):
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(pa.compress(LONG, codec="zstd", asbytes=True) if ending == ".zstd" else gzip.compress(LONG))
+    with open_file(str(path)) as file:
+        assert file.read() == LONG
+    assert not ranges.FileFormat(format="text", options={}).can_cut(path.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "by_spark"),
+    [("a.txt", True), ("a.gz", True), *((f"a{ending}", False) for ending in (".xz", ".lz4", ".gzip", ".zstd", ".XZ"))],
+)
 def test_spark_reads_only_lines_that_its_codecs_can_read(name, by_spark):
     assert ranges._suit_spark(slices("b.txt", name)) is by_spark
 
 
-@pytest.mark.parametrize("name", ["a.csv.xz", "a.csv.lz4"])
+@pytest.mark.parametrize("name", ["a.csv.xz", "a.csv.lz4", "a.csv.gzip"])
 def test_a_file_that_spark_cannot_read_is_refused_with_multi_line(tmp_path, name):
     (tmp_path / name).write_bytes(pa.compress(b"1\n", codec="lz4", asbytes=True))
     content = ranges.FileFormat(format="csv", options={}, multi_line=True)

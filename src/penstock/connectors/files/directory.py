@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.connectors.files.listing import (
-    COMPRESSED,
     FileSignature,
     FileSlice,
+    compression_of,
     file_changed,
     file_unreadable,
     is_finished,
@@ -140,7 +140,7 @@ def bytes_per_row(path: str, format: str) -> float | None:
 
             footer: Any = pq.read_metadata(path)
             return os.path.getsize(path) / footer.num_rows if footer.num_rows else None
-        if path.endswith(COMPRESSED):
+        if compression_of(path) is not None:
             return None
         with open(path, "rb") as file:
             sample = file.read(_SAMPLE_BYTES)

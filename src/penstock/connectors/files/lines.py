@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
-from penstock.connectors.files.listing import COMPRESSED
+from penstock.connectors.files.listing import compression_of
 from penstock.formats.text import DECODE_MARK
 from penstock.interfaces.source import DECODED_RECORD
 
@@ -52,27 +52,28 @@ def _in_utf8(file: IO[bytes], encoding: str) -> Iterator[bytes]:
 
 
 def _decompressed(path: str) -> IO[bytes]:  # noqa: PLR0911 - one for each kind of file
-    if path.endswith(".gz"):
+    compression = compression_of(path)
+    if compression == "gzip":
         import gzip
 
         return gzip.open(path, "rb")  # type: ignore[return-value]
-    if path.endswith(".bz2"):
+    if compression == "bz2":
         import bz2
 
         return bz2.open(path, "rb")
-    if path.endswith(".xz"):
+    if compression == "xz":
         import lzma
 
         return lzma.open(path, "rb")
-    if path.endswith(".zst") or (path.endswith(".lz4") and is_lz4_frame(path)):
+    if compression == "zstd" or (compression == "lz4" and is_lz4_frame(path)):
         import pyarrow as pa
 
-        return pa.input_stream(path, compression="detect")  # type: ignore[no-any-return]
+        return pa.input_stream(path, compression=compression)  # type: ignore[no-any-return]
     file = open(path, "rb")  # noqa: SIM115 - closed by the stream
-    if path.endswith(".deflate"):
+    if compression == "deflate":
         return io.BufferedReader(_Stream(file, _inflated(file)))
-    if path.endswith((".snappy", ".lz4")):
-        return io.BufferedReader(_Stream(file, _unblocked(file, _unsnapped if path.endswith(".snappy") else _unlz4ed)))
+    if compression in ("snappy", "lz4"):
+        return io.BufferedReader(_Stream(file, _unblocked(file, _unsnapped if compression == "snappy" else _unlz4ed)))
     return file
 
 
@@ -296,7 +297,7 @@ def read_lines(split: FileSplit, *, skip_first: bool, encoding: str | None = Non
     """
     skips = skip_first and split.start == 0
     with open_file(split.path, encoding) as file:
-        is_whole = encoding is not None or split.path.endswith(COMPRESSED)
+        is_whole = encoding is not None or compression_of(split.path) is not None
         position = 0 if is_whole else _first_line(file, split.start)
         end = None if is_whole else split.end
         for block in _blocks_from(file, position, end):

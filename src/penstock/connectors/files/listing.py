@@ -17,12 +17,31 @@ KIND: Final = "files/1"
 """Kind of the positions; also the version of their format."""
 SMALLEST_CUT: Final = 64 * 1024
 """Fewest bytes of a cut of a big file: in smaller cuts the end of a long row would be searched for repeatedly."""
-COMPRESSED: Final = (".gz", ".bz2", ".deflate", ".lz4", ".snappy", ".zst", ".xz")
-"""Endings of compressed files, which can only be read from their beginning."""
+COMPRESSIONS: Final = {
+    ".gz": "gzip",
+    ".gzip": "gzip",
+    ".bz2": "bz2",
+    ".deflate": "deflate",
+    ".lz4": "lz4",
+    ".snappy": "snappy",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".xz": "xz",
+}
+"""Endings of compressed files, which can only be read from their beginning, and how those are compressed."""
 MOST_SHOWN: Final = 3
 """Number of files that a message names."""
 _UNFINISHED_START = ("_", ".")
 _UNFINISHED_END = (".tmp", "._COPYING_")
+
+
+def compression_of(name: str) -> str | None:
+    """How the file of that name is compressed, by its ending in any case; ``None`` if it is not.
+
+    >>> compression_of("orders.csv.GZ"), compression_of("orders.csv")
+    ('gzip', None)
+    """
+    return next((kind for ending, kind in COMPRESSIONS.items() if name.lower().endswith(ending)), None)
 
 
 @dataclass(frozen=True, slots=True, order=True)

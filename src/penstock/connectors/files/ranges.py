@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from penstock.connectors.files.arguments import SPARKS_ENCODINGS
 from penstock.connectors.files.lines import DAMAGES, MARK, FileSplit, LineReader, damage, is_lz4_frame, open_file
-from penstock.connectors.files.listing import COMPRESSED, FileSignature, FileSlice, file_changed, file_unreadable
+from penstock.connectors.files.listing import FileSignature, FileSlice, compression_of, file_changed, file_unreadable
 from penstock.errors import ConnectorError, DecodeError, GraphError, SourceChanged, sentence
 from penstock.formats import text
 from penstock.interfaces.source import DECODED_RECORD
@@ -81,7 +81,7 @@ class FileFormat:
         """Whether the file of that name can be read in cuts."""
         if self.format == "parquet":
             return True
-        return not self.multi_line and self.encoding is None and not name.endswith(COMPRESSED)
+        return not self.multi_line and self.encoding is None and compression_of(name) is None
 
 
 def frame_of(
@@ -132,11 +132,16 @@ def _is_small(slices: Sequence[FileSlice]) -> bool:
 def _suit_spark(slices: Sequence[FileSlice]) -> bool:
     """Whether Spark's own reader can read the lines, and not slower than Python workers."""
     # Hadoop's local file system cannot open a file with a colon in its name, and many are named by the time of day.
-    # Hadoop has no codec for xz, and its codec for lz4 reads files of Hadoop alone.
-    if any(":" in part.name or part.name.endswith((".xz", ".lz4")) for part in slices):
+    # Hadoop's codec for lz4 reads files of Hadoop alone.
+    if any(":" in part.name or compression_of(part.name) == "lz4" or _lacks_codec(part.name) for part in slices):
         return False
     # It takes a third of a millisecond to open a file, a worker a tenth of that.
     return len(slices) <= _FEW_FILES or _bytes(slices) > _SMALL_FILE * len(slices)
+
+
+def _lacks_codec(name: str) -> bool:
+    """Whether Spark, or a release of it that penstock runs on, reads such a file as if it were not compressed."""
+    return name.lower().endswith((".xz", ".gzip", ".zstd"))
 
 
 def _bytes(slices: Sequence[FileSlice]) -> int:
@@ -235,13 +240,13 @@ def _require_sparks_codecs(paths: Sequence[str]) -> None:
     """
     for path in paths:
         try:
-            is_unknown = path.endswith(".xz") or (path.endswith(".lz4") and is_lz4_frame(path))
+            is_unknown = _lacks_codec(path) or (compression_of(path) == "lz4" and is_lz4_frame(path))
         except OSError as error:
             raise file_unreadable(path, error.strerror) from error
         if is_unknown:
             msg = (
                 f"{path}: Spark, which reads files with multiLine, cannot decompress it. Compress it with gzip, bzip2 "
-                "or zstd, or leave out the option multiLine."
+                "or zstd as a file .gz, .bz2 or .zst, or leave out the option multiLine."
             )
             raise DecodeError(msg)
 
