@@ -18,7 +18,7 @@ from penstock.connectors.epochs import StagedBatch
 from penstock.connectors.kafka import transactions
 from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.features import parse_transaction_version, transaction_version
-from penstock.connectors.kafka.identity import Identity, Marker
+from penstock.connectors.kafka.identity import Identity, Marker, OnLostMarker
 from penstock.connectors.kafka.sink import TransactionWriter
 from penstock.connectors.kafka.transactions import (
     ClientFailure,
@@ -382,7 +382,9 @@ def test_a_marker_is_written_again_before_it_expires(broker):
 class Run:
     """A run of a sink, with a clock that the test moves."""
 
-    def __init__(self, broker: MemoryBroker, filesystem: LocalFileSystem, **more):
+    def __init__(
+        self, broker: MemoryBroker, filesystem: LocalFileSystem, on_lost_marker: OnLostMarker = "fail", **more
+    ):
         self.broker, self.filesystem = broker, filesystem
         self.clock = ManualClock("2026-01-01T00:00:00Z")
         self.publishers = replace(broker.publishers(), clock=self.clock)
@@ -400,7 +402,8 @@ class Run:
             next_checkpoint=CheckpointId(5),
             **more,
         )
-        self.writer = TransactionWriter(columns, context, [IDENTITY], self.publishers)
+        identity = replace(IDENTITY, on_lost_marker=on_lost_marker)
+        self.writer = TransactionWriter(columns, context, [identity], self.publishers)
 
     def prepare(self, checkpoint: int, *rows: bytes):
         """What is materialised for a checkpoint with these rows, next to what earlier ones have left."""
@@ -454,6 +457,62 @@ def test_a_marker_is_not_made_anew_while_output_is_open(broker, filesystem):
     with pytest.raises(SinkIdentityConflict, match="cannot be told"):
         run.commit(*items)
     assert values(broker) == [b"a"]
+
+
+def discarding(broker, filesystem, **more):
+    """A run whose marker was lost while output was open, which a decision has discarded."""
+    run = Run(broker, filesystem, on_lost_marker="discard", **more)
+    (item,) = run.prepare(5, b"a").materialise()
+    broker.markers.clear()
+    broker.fails(Step.MARK, "_FENCED")
+    with pytest.raises(CommitFailed):
+        run.commit(item)
+    run.commit(item)
+    assert (values(broker), broker.markers["shop-0"]) == ([], Marker(LOG, 6, doubtful=True))
+    return run
+
+
+def test_a_decision_to_discard_does_not_count_for_output_that_comes_later(broker, filesystem):
+    run = discarding(broker, filesystem)
+    run.commit(*run.prepare(6, b"b").materialise())
+    assert (values(broker), broker.markers["shop-0"]) == ([b"b"], Marker(LOG, 7))
+
+
+def test_a_decision_to_discard_counts_for_output_that_was_open_too(broker, filesystem):
+    run = Run(broker, filesystem, on_lost_marker="discard")
+    items = [*run.prepare(5, b"a").materialise(), *run.prepare(6, b"b").materialise()]
+    broker.markers.clear()
+    broker.fails(Step.MARK, "_FENCED")
+    with pytest.raises(CommitFailed):
+        run.commit(items[0])
+    run.commit(items[0])
+    late = run.prepare(7, b"c").materialise()
+    run.commit(items[1], *late)
+    assert (values(broker), broker.markers["shop-0"]) == ([], Marker(LOG, 8, doubtful=True))
+    run.commit(*run.prepare(8, b"d").materialise())
+    assert (values(broker), broker.markers["shop-0"]) == ([b"d"], Marker(LOG, 9))
+
+
+def test_no_output_is_opened_while_a_marker_is_in_doubt_for_nothing(broker, filesystem):
+    run = discarding(broker, filesystem)
+    broker.fails(Step.MARK, "_TRANSPORT", times=99)
+    with pytest.raises(SinkUnavailable, match="could not be written for over an hour, or since it was lost"):
+        run.prepare(6, b"b").materialise()
+
+
+def test_a_superseded_driver_does_not_end_a_doubt(broker, filesystem):
+    is_fenced = False
+
+    def check() -> None:
+        if is_fenced:
+            msg = "Another process owns the log."
+            raise GenerationFenced(msg)
+
+    run = discarding(broker, filesystem, check_owner=check)
+    is_fenced = True
+    with pytest.raises(GenerationFenced):
+        run.prepare(6, b"b").materialise()
+    assert broker.markers["shop-0"].doubtful
 
 
 def test_a_superseded_driver_does_not_make_a_marker_anew(broker, filesystem):

@@ -176,7 +176,7 @@ class TransactionWriter(StagedWriter):
             SinkIdentityConflict: another log has written a marker.
         """
         for publisher in self._renew():
-            if not publisher.may_be_open and publisher.is_older(SURE_FOR):
+            if publisher.is_settled or (not publisher.may_be_open and publisher.is_older(SURE_FOR)):
                 raise not_renewed(publisher.identity, self._uid)
         held = self._held
         items = super().committables(checkpoint, epoch)

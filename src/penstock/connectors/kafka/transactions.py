@@ -216,9 +216,14 @@ class Publisher:
         return self._known is None or self._known.next <= self.handed_over
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the marker is in doubt about output that is all decided: it would count for later output as well."""
+        return self._known is not None and self._known.doubtful and not self.may_be_open
+
+    @property
     def is_old(self) -> bool:
         """Whether the marker should be written again."""
-        return self.is_older(RENEW_AFTER)
+        return self.is_settled or self.is_older(RENEW_AFTER)
 
     def is_older(self, age: int) -> bool:
         """Whether the marker was not written in the last ``age`` microseconds."""
@@ -442,7 +447,10 @@ def _look(identity: Identity, uid: str, publishers: Publishers) -> Marker | None
 
 
 def renew(publisher: Publisher, check_owner: Callable[[], None], uid: str = "") -> bool:
-    """Write the marker again if it is old; whether it is young now. One that is lost is made anew if nothing is open.
+    """Write the marker again if it is old; whether it is young now.
+
+    If nothing is open, one that is lost is made anew, and one in doubt loses it: the decision was about the output of
+    then.
 
     Raises:
         SinkIdentityConflict: another log has written it.
@@ -461,10 +469,11 @@ def _write_again(publisher: Publisher, check_owner: Callable[[], None], uid: str
     try:
         with publisher.producer(check_owner) as producing:
             marker = producing.marker
-            if marker is None and not publisher.may_be_open:
+            if not publisher.may_be_open and (marker is None or marker.doubtful):
                 # After the fence: a process that claims the job from here on takes the identity from this one.
                 check_owner()
-                marker = publisher.known
+                marker = publisher.known if marker is None else marker
+                marker = marker and replace(marker, doubtful=False)
             if marker is None:
                 log.warning("transactional id %s: its marker is lost while output waits to be published", id)
                 return False
@@ -481,7 +490,7 @@ def not_renewed(identity: Identity, uid: str) -> SinkUnavailable:
     """The error that a checkpoint would open output which no marker may tell of."""
     msg = (
         f"Kafka at {identity.connection.servers}: the marker of transactional id {identity.transactional_id!r} could "
-        "not be written for over an hour, and may be lost. Nothing could tell later whether the output of this "
+        "not be written for over an hour, or since it was lost. Nothing could tell later whether the output of this "
         "checkpoint was published, so the checkpoint is given up. See that the brokers can be reached. Earlier "
         "warnings in the log of this process say what failed."
     )
@@ -547,7 +556,9 @@ class KafkaCommitter:
                 raise CommitFailed(msg, uid=item.uid) from error
             if isinstance(answer, Exception):
                 raise answer
-            publisher.wrote(Marker(identity.log_id, item.checkpoint + 1))
+            # It may have been discarded, or settled before: whether the marker is in doubt is not known then.
+            is_doubtful = answer is CommitOutcome.ALREADY_DONE
+            publisher.wrote(Marker(identity.log_id, item.checkpoint + 1, doubtful=is_doubtful))
             return answer
 
     def publish_alone(self, item: Committable, identity: Identity) -> CommitOutcome:
