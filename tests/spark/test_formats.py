@@ -93,6 +93,21 @@ def test_a_record_may_have_the_names_of_its_envelope(spark, name):
     assert (tuple(decoded), why) == ((1, "x"), None)
 
 
+@pytest.mark.parametrize(
+    ("options", "record", "is_good"),
+    [
+        ({"maxNestingDepth": 2}, '{"place": {"x": 1}}', True),
+        ({"maxnestingdepth": "1"}, '{"place": {"x": 1}}', False),
+        ({"allowComments": True}, '{"place": {"x": 1}} // one', True),
+    ],
+)
+def test_options_mean_the_record_and_not_its_envelope(spark, options, record, is_good):
+    schema = text.struct_type(spark, "place STRUCT<x: INT>")
+    frame = spark.createDataFrame([(record,)], "value STRING")
+    ((why,),) = text.decode_json(frame, "value", schema, options).select("_bad").collect()
+    assert (why is None) is is_good
+
+
 def test_a_null_in_place_of_a_line_of_csv_fails_with_the_ways_out_for_csv(spark):
     schema = text.struct_type(spark, "id LONG")
     decoded = text.decode_csv(spark.sql("SELECT CAST(NULL AS STRING) AS value"), "value", schema)

@@ -207,9 +207,16 @@ def _json_envelope(column: str, schema: StructType, options: Mapping[str, object
     Spark reads one value and ignores what follows. So text behind the record, which would close the object, or bring
     another value into it, is found by the lack of the field, or by the number of elements.
     """
-    wrapped = f"concat('{{\"{_RECORDS}\":[', CAST({quoted(column)} AS STRING), '],\"{_END}\":true}}')"
+    given = dict(options or {})
+    end = ""
+    for name, value in given.items():
+        if name.lower() == "maxnestingdepth" and str(value).isdecimal():
+            given[name] = int(str(value)) + 2  # of the record alone
+        elif name.lower() == "allowcomments":
+            end = "char(10), "  # a comment to the end of the line would hide what comes behind the record
+    wrapped = f"concat('{{\"{_RECORDS}\":[', CAST({quoted(column)} AS STRING), {end}'],\"{_END}\":true}}')"
     columns = string_literal(f"{_RECORDS} ARRAY<{_sql_type(schema)}>, {_END} BOOLEAN, {_CORRUPT} STRING")
-    return f"from_json({wrapped}, {columns}, {_options(options, _JSON)})"
+    return f"from_json({wrapped}, {columns}, {_options(given, _JSON)})"
 
 
 def decode_csv(
