@@ -284,7 +284,7 @@ _NEEDED: Final = "kll_merge_agg_double"
 
 
 def percentile(of: str | Column, p: float | Sequence[float]) -> Aggregate:
-    """The exact percentile of the values that are not NULL, interpolated, as DOUBLE: Spark's ``percentile``.
+    """The exact percentile of the values that are not NULL, interpolated, as DOUBLE: Spark's ``percentile`` (of 4.3).
 
     NULL if there are no values. NaN is greater than every number. State holds every value of a window: for many of
     them take ``approx_percentile``.
@@ -366,14 +366,17 @@ def _shares(function: str, p: float | Sequence[float]) -> list[float]:
 
 
 def _exact(values: Column, shares: list[float], *, several: bool) -> Column:
-    """Percentiles of sorted values, step by step as Spark's ``percentile``: not even the last digit differs."""
+    """Percentiles of sorted values, to the last digit as Spark's ``percentile`` since 4.3 (SPARK-57982).
+
+    Between minus infinity and another value the result is NaN, as there.
+    """
     from pyspark.sql import functions as F
 
     def at(share: float) -> Column:
         place = (F.array_size(values) - 1) * F.lit(share)
         below, above = F.floor(place), F.ceil(place)
         left, right = (F.get(values, side.cast("int")) for side in (below, above))
-        between = (above - place) * left + (place - below) * right
+        between = left + (place - below) * (right - left)  # rises with the share, also in the last digit
         return F.when(left.eqNullSafe(right), left).otherwise(between)
 
     return _listed([at(share) for share in shares], several=several, known=F.array_size(values) > 0)
