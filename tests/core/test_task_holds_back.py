@@ -31,5 +31,6 @@ def test_a_watermark_is_passed_on_as_far_as_the_step_got_and_once_only() -> None
         passed.append(drained(sink))
     ten, twenty, end = (Watermark(at=EventTime(at)) for at in (10, 20, MAX_WATERMARK))
     assert passed == [[ten], [], [twenty], [end]]
-    assert work.calls == [("advance", at) for at in (12, 19, 25, MAX_WATERMARK)]
+    # Offered again once each, after a tick, which may have sent what held it back.
+    assert work.calls == [("advance", at) for at in (12, 12, 19, 19, 25, 25, MAX_WATERMARK)]
     assert [fact.at for fact in shell.facts if isinstance(fact, WatermarkAdvanced)] == [12, 19, 25, MAX_WATERMARK]
