@@ -302,6 +302,25 @@ def test_the_own_log_goes_back_to_the_blocks_that_it_still_has(first, folder, tm
     assert {path.split("/")[1] for path in driver.filesystem.list("wal")} == {"in"}
 
 
+def test_the_own_log_is_refused_blocks_that_it_has_deleted_since(first, folder, tmp_path):
+    driver = start(tmp_path / "first")
+    assert driver.read() == UNREAD
+    driver.checkpoint(retained=1)
+    driver.blocks.clean()
+
+    with pytest.raises(StateIncompatible, match=r"this job has read since and deleted, such as wal/in/"):
+        decide(tmp_path / "first", at=folder)
+    assert start(tmp_path / "first").read() == []
+    assert start(tmp_path / "second", folder).read() == UNREAD
+
+
+def test_the_own_log_takes_no_received_rows_from_the_folder_that_it_claims(first, folder, tmp_path):
+    driver = Start(tmp_path / "first", folder, steps=STEPS, claim=True)
+
+    assert driver.recovery.bring is not None
+    assert [path.split("/")[0] for path in files_below(folder) if "/" in path] == ["wal"] * 5
+
+
 def test_an_export_without_its_blocks_is_refused(folder, tmp_path):
     whole = verify_export(folder)
     (folder / "export.json").write_bytes(encode_export(replace(whole, received=None)))

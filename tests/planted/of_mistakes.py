@@ -108,6 +108,7 @@ def _(put):
 # ---- exports of received rows, and folders that are spoilt -----------------------------------------------------------
 
 IMPORT = "core/test_import.py"
+BLOCKS = "core/test_exported_blocks.py"
 
 
 @bug("received-half", "an export lacks the newest block that is not read", core=IMPORT, receives=True)
@@ -122,10 +123,9 @@ def _(put):
     put(exports, "received_files", files)
 
 
-@bug("received-keyless", "an export holds no keys of requests", core=IMPORT, receives=True)
+@bug("received-keyless", "an export holds no keys of requests", core=BLOCKS, receives=True)
 def _(put):
-    real = exports.received_files
-    put(exports, "received_files", lambda *args: [found for found in real(*args) if not found[0].endswith(".keys")])
+    put(exported_blocks, "every_key", lambda *args: [])
 
 
 @bug("received-shuffled", "an import gives blocks other numbers, in another order", core=IMPORT, receives=True)
@@ -141,7 +141,7 @@ def _(put):
     put(export, "move_blocks", move)
 
 
-@bug("received-left-over", "blocks of an import that came to nothing stay", core=IMPORT, receives=True)
+@bug("received-left-over", "blocks of an import that came to nothing stay", core=BLOCKS, receives=True)
 def _(put):
     put(export, "_remove_left_over", lambda filesystem, log, bring: None)
 

@@ -443,9 +443,12 @@ def execute_import(
             failpoint("import.claimed")
         log.append(bring.manifest)
     if bring.claims:  # export.json and claimed.json stay
+        is_own = bring.export.log_id == log.log_id  # then its received rows stay: this log has its own, and took none
+        kept = {file.path for file in bring.export.received or () if is_own}
         for file in bring.export.files:
-            failpoint("import.release.before")
-            exported.delete(file.path)
+            if file.path not in kept:
+                failpoint("import.release.before")
+                exported.delete(file.path)
 
 
 def _remove_left_over(filesystem: FileSystem, log: OwnedLog, bring: Import) -> None:

@@ -120,14 +120,35 @@ def refuse_rows_beside_import(
 ) -> None:
     """Refuse an import of received rows into a state directory that holds rows of its sources already.
 
+    A log that takes its own export back reads the blocks that it still has, and is refused if it has deleted some.
+
     Raises:
         StateIncompatible: there are such rows.
     """
-    if bring is None or bring.is_brought or bring.export.received is None or bring.export.log_id == history.log_id:
+    if bring is None or bring.is_brought or bring.export.received is None:
+        return
+    if bring.export.log_id == history.log_id:
+        _refuse_deleted_blocks(filesystem, history, bring)
         return
     sources = {snapshot.task for snapshot in bring.manifest.tasks if has_received(snapshot)}
     sources |= {rename[uid] for uid in sources if uid in rename}
     refuse_own_rows(filesystem, source_folders(history, sources))
+
+
+def _refuse_deleted_blocks(filesystem: FileSystem, history: History, bring: Import) -> None:
+    # They are not copied back: a driver that was superseded may still be deleting blocks of these names.
+    exported = {file.path for file in bring.export.received or ()}
+    for uid, position in recorded_positions(bring.manifest, history.log_id):
+        found = BlockFiles(position.uid, filesystem).list().blocks
+        wanted = (block for path in exported if (block := paths.block_id(path)) is not None)
+        gone = sorted(block for block in wanted if paths.block(position.uid, block) in exported and block not in found)
+        if gone:
+            msg = (
+                f"The export holds received rows of source {uid!r} that this job has read since and deleted, such as "
+                f"{paths.block(position.uid, gone[0])}. Start from the export in another state directory, or go on "
+                "without --from."
+            )
+            raise StateIncompatible(msg, uid=uid)
 
 
 def unread_rows(
