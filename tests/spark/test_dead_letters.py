@@ -6,16 +6,24 @@ import json
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.types import StructType
 
 import penstock as ps
 from penstock.admin.dead_letter_replay import drop, plan_drop, replay
 from penstock.admin.dead_letters import dead_letter_queue, letters_of, select_by_sql
 from penstock.admin.savepoints import rewind
+from penstock.clock import WallTime
 from penstock.control.client import JobDirectory
+from penstock.dead_letters.replay import letters_frame
+from penstock.dead_letters.store import FOLDER, RAW_ROW, LetterRange, Replay
 from penstock.errors import RequestRefused, StorageFailed
 from penstock.facts import RowsRead
 from penstock.failpoints import armed
+from penstock.filesystem.local import LocalFileSystem
+from penstock.handles import CheckpointId
 from spark.job_kit import Jobs, Watch, published
 from spark.job_kit import drop as put
 from spark.json_source import Bytes, DecodedBytes
@@ -160,6 +168,20 @@ def test_a_choice_by_sql_replays_some(shop):
     assert [row[0] for row in shop.rows()] == [1, 2, 4, 5, 6]
     with pytest.raises(RequestRefused, match="No dead letter of 'bad-lines' is among those"):
         replay(shop.job, None, choose=lambda place: select_by_sql(shop.spark, place, "step = 'none'"))
+
+
+def test_letters_of_several_files_come_once_though_their_folder_looks_like_a_pattern(spark, tmp_path):
+    filesystem = LocalFileSystem(tmp_path / "[a]{b}")
+    for name in ("1.parquet", "2.parquet"):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({RAW_ROW: [{"value": name}]}), sink)
+        filesystem.create(f"{FOLDER}/bad/{name}", sink.getvalue().to_pybytes())
+    letters = tuple(LetterRange(file=name, ranges=((0, 1),)) for name in ("1.parquet", "2.parquet"))
+    again = Replay(
+        number=1, command="c", uid="bad", source="in", after=CheckpointId(0), at=WallTime(0), by="me", letters=letters
+    )
+    frame = letters_frame(spark, filesystem, again, StructType().add("value", "string"))
+    assert sorted(row.value for row in frame.collect()) == ["1.parquet", "2.parquet"]
 
 
 def test_new_rows_and_a_replay_meet_in_one_run(shop):

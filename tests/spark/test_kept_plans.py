@@ -219,6 +219,8 @@ NOT_KEPT = {
     "local time": "localtimestamp() AS t",
     "unix time": "unix_timestamp() AS t",
     "a text that is a time": "CAST('now' AS TIMESTAMP) AS t",
+    "a text that is a time of today": "CAST('06:00:00' AS TIMESTAMP) AS t",
+    "a text that is compared with a time": "TIMESTAMP'2026-01-01 00:00:00' >= ' T06:00' AS t",
     "a text that is made a day": "CAST(concat('to', 'day') AS DATE) AS t",
     "the user": "current_user() AS t",
     "the database": "current_database() AS t",

@@ -243,6 +243,12 @@ def test_a_function_that_fails_is_shown_with_module_and_line(spark):
     assert "in misspells): " in misspelt
 
 
+def test_columns_are_dropped_by_their_names_quoted_or_not(spark):
+    for name in ("`e-mail`", "e-mail", "`E-MAIL`"):
+        left = analysed(spark, lambda s, p, c, name=name: s.select("id", "user AS `e-mail`").drop(name))
+        assert left.names == ["id"]
+
+
 def test_errors_of_sql_have_the_line_and_the_nearest_columns_and_no_trace(spark, capfd):
     missing = refusal(spark, lambda s, p, c: s.select("usr"), ps.SchemaMismatch)
     assert (
@@ -251,6 +257,7 @@ def test_errors_of_sql_have_the_line_and_the_nearest_columns_and_no_trace(spark,
     assert "Syntax error" in refusal(spark, lambda s, p, c: s.where("amount >>> > 1"))
     assert "incompatible types" in refusal(spark, lambda s, p, c: s.where("user > array(1)"))
     assert "Column 'tgas' does not exist" in refusal(spark, lambda s, p, c: s.drop("tgas"), ps.SchemaMismatch)
+    assert "does not exist" in refusal(spark, lambda s, p, c: s.drop("upper(user)"), ps.SchemaMismatch)
     assert "appears twice" in refusal(spark, lambda s, p, c: s.select("id", "amount AS ID"), ps.SchemaMismatch)
     assert "Column 'when' does not" in refusal(
         spark, lambda s, p, c: s.with_watermark("when", "1 s"), ps.SchemaMismatch

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from core.cli_kit import say
-from penstock.admin.state_read import StateReader, open_job, resolve_manifest, state_of
+from penstock.admin.state_read import StateReader, _changes, open_job, resolve_manifest, state_of
 from penstock.errors import CondemnedWhileRead, StateIncompatible, UnknownName
 from spark.testing_kit import NOWHERE, at, clicks
 
@@ -61,6 +61,7 @@ AGGREGATES = {
     "squares": ps.agg.var_pop("amount"),
     "earliest": ps.agg.first("amount"),
     "latest": ps.agg.last("amount"),
+    "nested": ps.agg.last("named_struct('content-type', user, 'variant', amount)"),
     "all": ps.agg.collect("amount", limit=2),
     "kinds": ps.agg.count_distinct("amount"),
     "about": ps.agg.approx_count_distinct("amount"),
@@ -387,6 +388,12 @@ def test_a_diff_tells_what_came_went_and_changed(run: PipelineRun) -> None:
         ("insert", None, 7),
     }  # fmt: skip
     assert back == "_change,n\ndelete,3\ninsert,2\n"
+
+
+def test_a_diff_may_have_a_column_called_change(spark: SparkSession) -> None:
+    older, newer = (spark.sql(f"SELECT 'u' AS user, {n} AS change, 'x' AS row") for n in (1, 2))
+    found = [tuple(row) for row in _changes(older, newer, ("user",)).collect()]
+    assert sorted(found) == [("u", 1, "x", "update_before"), ("u", 2, "x", "update_after")]
 
 
 @pytest.mark.parametrize(

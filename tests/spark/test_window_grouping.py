@@ -119,9 +119,10 @@ class Story:
     [
         (tumbling("10 seconds"), False, (("k", "k"),)),
         (sliding("20 seconds", "5 seconds"), True, (("k", "k"),)),
+        (tumbling("10 seconds"), True, (("k", "k"), ("q", "120 div x"))),
         (tumbling("10 seconds"), False, ()),
     ],
-    ids=["with an exchange", "in one stage", "without keys"],
+    ids=["with an exchange", "in one stage", "in one stage by a key that no late row has", "without keys"],
 )
 def test_groups_and_their_figures_are_those_of_rows(spark, tmp_path, monkeypatch, window, sent, keys):
     before = persistent(spark)

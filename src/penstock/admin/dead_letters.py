@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.checkpoint.history import timeline
 from penstock.clock import WallTime
+from penstock.dead_letters.replay import STRICT_READ
 from penstock.dead_letters.store import (
     FOLDER,
     RAW_ROW,
@@ -502,7 +503,7 @@ def select_by_sql(spark: SparkSession, queue: DeadLetterQueue, where: str) -> Ma
     files = [file.path for file in live_files(queue)]
     if not files:
         return {}
-    frame = spark.read.option("mergeSchema", "true").option("__globPaths__", "false").parquet(*files)
+    frame = spark.read.options(**STRICT_READ, mergeSchema="true").parquet(*files)
     frame = frame.selectExpr(
         "*",
         r"CAST(regexp_extract(_metadata.file_name, '-([0-9]+)-[0-9]+-[0-9]+[.][^/]*$', 1) AS BIGINT) AS checkpoint",

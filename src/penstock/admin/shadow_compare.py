@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import SettingsError
 from penstock.formats.text import quoted
+from penstock.spark.sql import has_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -237,5 +238,4 @@ def _is_alike(old: DataType, new: DataType) -> bool:
 def _is_comparable(kind: DataType) -> bool:
     """Whether columns of this type can be compared."""
     # Spark cannot group by maps and variants, and intervals have no JSON.
-    text = kind.simpleString()
-    return not any(word in text for word in ("map<", "variant", "interval", "void"))
+    return not has_type(kind, ("map", "variant", "interval", "void"))

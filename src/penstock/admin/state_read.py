@@ -401,8 +401,10 @@ def _changes(old: DataFrame, new: DataFrame, identity: tuple[str, ...]) -> DataF
         .when(is_now.isNull(), F.array(_change_row("delete", was)))
         .otherwise(F.array(_change_row("update_before", was), _change_row("update_after", is_now)))
     )
-    found = changed.select(*keys, F.explode(kinds).alias(_ROW)).select(*keys, f"{_ROW}.row.*", f"{_ROW}.change")
-    return found.withColumnRenamed("change", CHANGE_COLUMN).select(*map(quote_identifier, old.columns), CHANGE_COLUMN)
+    found = changed.select(*keys, F.explode(kinds).alias(_ROW)).select(
+        *keys, f"{_ROW}.row.*", F.col(f"{_ROW}.change").alias(CHANGE_COLUMN)
+    )
+    return found.select(*map(quote_identifier, old.columns), CHANGE_COLUMN)
 
 
 def _change_row(change: str, row: Column) -> Column:

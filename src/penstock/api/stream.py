@@ -51,6 +51,7 @@ from penstock.handles import Guarantee, check_name
 from penstock.interfaces.operator import LATE_PORT
 from penstock.operators.windows.assigners import CountWindow, GlobalWindow
 from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, emit_strategy
+from penstock.spark.sql import quote_identifier
 from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 # -------------------------------------------------------------------------------- row-wise steps as functions of frames
 
 Build: TypeAlias = "Callable[..., DataFrame]"
+_QUOTED: Final = re.compile(r"`(?:[^`]|``)+`")
 
 
 def select(columns: tuple[str | Column, ...]) -> Build:
@@ -88,10 +90,12 @@ def with_columns(columns: Mapping[str, str | Column]) -> Build:
 
 def drop(names: tuple[str, ...]) -> Build:
     """Return a function that drops columns; a missing column is an error, which it is not in Spark."""
+    # Spark drops what is called exactly so, and nothing without a word: not what is quoted, nor a field.
+    plain = [name[1:-1].replace("``", "`") if _QUOTED.fullmatch(name) else name for name in names]
 
     def build(frame: DataFrame) -> DataFrame:
-        frame.select(*(_column(name) for name in names))
-        return frame.drop(*names)
+        frame.select(*map(quote_identifier, plain))
+        return frame.drop(*plain)
 
     return build
 

@@ -133,7 +133,8 @@ _HASHED: Final = "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning"
 _NUMBERS: Final = re.compile(r"\[-?\d+(,-?\d+)*\]")
 _POINTS_IN_TIME: Final = ("date", "timestamp")
 """How the names of types begin that a text like 'now' can be cast to."""
-_MOVING_DATES: Final = ("now", "today", "tomorrow", "yesterday")
+_YEAR: Final = re.compile(r"\s*[+-]?\d{4}")
+"""How a text begins that is the same date whenever it is cast."""
 _TIME_OF_DAY: Final = '"time('
 """How a plan's JSON begins the type TIME: cast to a timestamp, it is one of the current day."""
 
@@ -214,7 +215,7 @@ def _name(node: dict[str, Any]) -> str:
 
 
 def _may_move(tree: Sequence[dict[str, Any]], place: int) -> bool:
-    """Whether a cast makes a date of a constant text, which may be 'now': the optimiser makes it a literal."""
+    """Whether a cast makes a date of a constant text that may be 'now' or a time of today: a literal once optimised."""
     to = tree[place].get("dataType")
     if _name(tree[place]) not in ("Cast", "UpCast") or not isinstance(to, str) or not to.startswith(_POINTS_IN_TIME):
         return False
@@ -223,7 +224,8 @@ def _may_move(tree: Sequence[dict[str, Any]], place: int) -> bool:
         return False
     if len(below) > 1 or _name(below[0]) != "Literal":
         return True
-    return any(word in str(below[0]["value"]).lower() for word in _MOVING_DATES)
+    value = below[0]["value"]
+    return value is not None and _YEAR.match(str(value)) is None
 
 
 def _size(tree: Sequence[dict[str, Any]], place: int) -> int:

@@ -46,6 +46,8 @@ INTERNALS: Final = {
     "exchange": "org.apache.spark.sql.execution.exchange.ShuffleExchangeExec",
     "hashed": "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning",
     "if_else": "org.apache.spark.sql.catalyst.expressions.If",
+    "tried": "org.apache.spark.sql.catalyst.expressions.TryEval",
+    "coalesced": "org.apache.spark.sql.catalyst.expressions.Coalesce",
     "equal": "org.apache.spark.sql.catalyst.expressions.EqualTo",
     "task_number": "org.apache.spark.sql.catalyst.expressions.SparkPartitionID",
     "stage": "org.apache.spark.sql.execution.WholeStageCodegenExec",

@@ -127,9 +127,12 @@ class RowOwners:
         if plan_kind(below) != "LogicalRDD" or below.rdd().id() != leaf.rdd().id() or not _is_of_the_row(keys):
             return None
         values = [column.child() if plan_kind(column) == "Alias" else column for column in scala_items(columns)]
+        first = self._builder.editor.literal(0)
         owner = classes.hashed(classes.leaves.lists(values), placement.partitions).partitionIdExpression()
         if condition is not None:
-            owner = classes.if_else(condition, owner, self._builder.editor.literal(0))
+            owner = classes.if_else(condition, owner, first)
+        # A key that cannot be computed fails where rows are grouped, and not for one that is late and has no group.
+        owner = classes.coalesced(classes.leaves.lists([classes.tried(owner), first]))
         return OwnRows(classes, leaf.output(), classes.equal(owner, classes.task_number()), placement.partitions)
 
 

@@ -11,7 +11,7 @@ from penstock.handles import StateColumn
 from penstock.spark.session import active_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructType
@@ -88,6 +88,27 @@ def _nullable(data_type: DataType) -> DataType:
     if isinstance(data_type, MapType):
         return MapType(_nullable(data_type.keyType), _nullable(data_type.valueType), valueContainsNull=True)
     return data_type
+
+
+def has_type(data_type: DataType, kinds: Collection[str]) -> bool:
+    """Whether the type, or one within it, is of these kinds: ``map``, ``variant``, ``void``, any ``interval``.
+
+    >>> from pyspark.sql.types import MapType, StringType, StructType
+    >>> has_type(StructType().add("variant", "string"), ["map", "variant"])
+    False
+    >>> has_type(StructType().add("a", MapType(StringType(), StringType())), ["map", "variant"])
+    True
+    """
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    within: list[DataType] = []
+    if isinstance(data_type, StructType):
+        within = [field.dataType for field in data_type.fields]
+    elif isinstance(data_type, MapType):
+        within = [data_type.keyType, data_type.valueType]
+    elif isinstance(data_type, ArrayType):
+        within = [data_type.elementType]
+    return data_type.typeName().endswith(tuple(kinds)) or any(has_type(each, kinds) for each in within)
 
 
 # ---- text for Spark to read ------------------------------------------------------------------------------------------

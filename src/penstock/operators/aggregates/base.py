@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import GraphError
+from penstock.spark.sql import has_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 ColumnOrName: TypeAlias = "str | Column"
 """A column as users write it: its name, SQL, or a Column."""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
-_UNORDERED: Final = re.compile(r"\b(map<|variant\b)")
 _COLLATED: Final = re.compile(r"\bstring collate (?!UTF8_BINARY\b)")
 
 
@@ -165,7 +165,7 @@ def check_ordered(function: str, data_type: DataType) -> None:
 
 def is_ordered(data_type: DataType) -> bool:
     """Whether Spark can order values, and so compare them: there is no map or variant in the type."""
-    return _UNORDERED.search(data_type.simpleString()) is None
+    return not has_type(data_type, ("map", "variant"))
 
 
 def is_collated(data_type: DataType) -> bool:

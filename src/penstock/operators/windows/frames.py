@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -113,10 +112,9 @@ def check_names(keys: Sequence[tuple[str, str | Column]], aggregates: Sequence[A
 def check_keys(types: Mapping[str, DataType]) -> None:
     """Refuse keys that Spark cannot group by."""
     for name, data_type in types.items():
-        kind = data_type.simpleString()
-        if re.search(r"\b(map<|variant\b)", kind):
+        if not is_ordered(data_type):
             msg = (
-                f"Key {name!r} is {kind}, which Spark cannot group by. Use a field of it, "
+                f"Key {name!r} is {data_type.simpleString()}, which Spark cannot group by. Use a field of it, "
                 f"or its text as in to_json({name})."
             )
             raise GraphError(msg)

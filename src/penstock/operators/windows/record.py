@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from penstock.errors import CheckpointUnreadable
 from penstock.operators.windows.assigners import CountWindow, GlobalWindow, SessionWindow
 from penstock.operators.windows.panes import CumulativeWindow, SlidingWindow, TumblingWindow, ZonedWindow
+from penstock.spark.sql import spark_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,7 +133,7 @@ def _read_result(record: Json) -> RecordedAggregate:
 
     match record:
         case {"name": str(name), "function": str(function), "of": str(of), "parts": list(parts), "with": parameters}:
-            kind = cast("StructType", StructType.fromDDL(f"given {of}"))[0].dataType
+            kind = cast("StructType", StructType.fromDDL(f"given {spark_type(of)}"))[0].dataType
             return RecordedAggregate(
                 name=name, parts=tuple(map(str, parts)), of=kind, aggregate=_aggregate(name, function, parameters)
             )

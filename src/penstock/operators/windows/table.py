@@ -14,7 +14,7 @@ from penstock.operators.windows.frames import PANE_END, PANE_START, WindowFrames
 from penstock.operators.windows.panes import PanedWindow
 from penstock.operators.windows.record import read_aggregates, read_window
 from penstock.operators.windows.results import PaneResults, bounds_of
-from penstock.spark.sql import quote_identifier
+from penstock.spark.sql import parse_columns, quote_identifier, spark_type
 from penstock.state import layers
 from penstock.state.layers import WINDOW_END, WINDOW_START, LayerFormat
 
@@ -171,7 +171,8 @@ def schema_of(handle: StateHandle) -> StructType:
     """The columns of the layers. Spark parses them, so there must be a session."""
     from pyspark.sql.types import StructType
 
-    return cast("StructType", StructType.fromDDL(handle.schema))
+    columns = (f"{quote_identifier(each.name)} {spark_type(each.type)}" for each in parse_columns(handle.schema))
+    return cast("StructType", StructType.fromDDL(", ".join(columns)))
 
 
 def _with_lists(schema: StructType, lists: Sequence[str]) -> StructType:
