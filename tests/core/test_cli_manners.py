@@ -69,6 +69,30 @@ def test_there_are_colours_on_a_terminal(state):
     assert "\x1b[3" in shown(["doctor", "--no-spark", "--state", str(state)], terminal=True, TERM="xterm-256color")
 
 
+# ------------------------------------------------------------------------------------------------ results that are lost
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["text", "JSON"])
+def test_a_result_that_the_disk_has_no_room_for_is_a_failure(state, more):
+    command = [sys.executable, "-m", "penstock", "checkpoints", job_of(state), "--state", str(state), *more]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        1,
+        ["penstock: The result could not be written to stdout (No space left on device)."],
+    )
+
+
+def test_a_command_whose_reader_goes_away_ends_with_its_own_code(state):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    words = ["lag", job_of(state), "--state", str(state), "--max-lag", "10", "--json"]
+    codes = [dispatch(words, Output(out=out, err=io.StringIO())) for out in (io.StringIO(), Gone())]
+    assert codes[0] == codes[1] != 0
+
+
 # ------------------------------------------------------------------------------------------------- what is waited for
 
 

@@ -584,9 +584,16 @@ def main() -> NoReturn:
     """The entry point of ``penstock`` and of ``python -m penstock``."""
     arguments = sys.argv[1:]
     traceback = "--traceback" in arguments
-    code = dispatch([each for each in arguments if each != "--traceback"], Output(traceback=traceback))
+    output = Output(traceback=traceback)
+    code = dispatch([each for each in arguments if each != "--traceback"], output)
     try:
         sys.stdout.flush()
-    except OSError:
+    except OSError as error:
         _discard_stdout()
+        if not isinstance(error, BrokenPipeError):
+            output.unwritten = output.unwritten or error
+    if output.unwritten is not None:
+        why = output.unwritten.strerror or output.unwritten
+        output.note(f"penstock: The result could not be written to stdout ({why}).", style="red")
+        code = code or ExitCode.FAILED
     sys.exit(code)

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback as tracebacks
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import IntEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Final, TextIO, TypeAlias
@@ -154,25 +154,46 @@ class Output:
         traceback: print all frames of an error, not only its message.
         out: the stream of results; stdout by default.
         err: the stream of everything else; stderr by default.
+
+    Attributes:
+        unwritten: why a result was not written, or not wholly. A reader that has gone away, as ``| head`` does, is no
+            failure: the command goes on, and keeps its exit code.
     """
 
     def __init__(self, *, traceback: bool = False, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.traceback = traceback
+        self.unwritten: OSError | None = None
         self.out = _console(out or sys.stdout)
         self.err = _console(err or sys.stderr)
 
     def result(self, what: RenderableType) -> None:
         """Print a result to stdout."""
-        _print(self.out, what)
+        with self._noting_what_is_lost():
+            _print(self.out, what)
+
+    def text(self, text: str) -> None:
+        """Write a result to stdout as it is."""
+        with self._noting_what_is_lost():
+            self.out.file.write(text)
+            self.out.file.flush()
+
+    @contextmanager
+    def _noting_what_is_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            pass
+        except OSError as error:
+            self.unwritten = error
 
     def document(self, schema: str, **fields: object) -> None:
         """Print a result to stdout as one JSON document whose first field is its schema."""
-        self.out.file.write(json.dumps({"schema": schema, **fields}, indent=2, ensure_ascii=False) + "\n")
-        self.out.file.flush()
+        self.text(json.dumps({"schema": schema, **fields}, indent=2, ensure_ascii=False) + "\n")
 
     def note(self, text: str, *, style: str = "") -> None:
-        """Print one line about the progress of the command to stderr."""
-        _print(self.err, Text(text, style=style))
+        """Print one line about the progress of the command to stderr, if that can be written."""
+        with suppress(OSError):
+            _print(self.err, Text(text, style=style))
 
     def error(self, error: BaseException) -> ExitCode:
         """Print an error to stderr and return the exit code that follows from it."""
@@ -228,12 +249,10 @@ def _console(stream: TextIO) -> Console:
 
 
 def _print(console: Console, what: RenderableType) -> None:
-    """Print and flush. A reader that went away does not make a job fail."""
-    try:
+    """Print and flush. A stream that is closed takes nothing, which fails no job."""
+    with suppress(ValueError):
         console.print(what, soft_wrap=isinstance(what, (str, Text)))
         console.file.flush()
-    except (OSError, ValueError):
-        pass
 
 
 # ---- questions -------------------------------------------------------------------------------------------------------

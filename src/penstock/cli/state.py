@@ -294,7 +294,7 @@ def _write_result(output: Output, answer: DataFrame, asked: StateQuery, ids: Seq
         else:
             text = _csv(rows)
         if asked.to is None:
-            output.out.file.write(text)
+            output.text(text)
             return
         with _usage_error_if_not_written(asked):
             Path(asked.to).write_text(text, encoding="utf-8")
