@@ -22,8 +22,9 @@ from core.checkpoint_values import (
     with_open,
 )
 from penstock import failpoints
-from penstock.checkpoint.gc import DEFAULT_RETAINED, collect, delete_recorded, needed_files, orphans_of
+from penstock.checkpoint.gc import DEFAULT_RETAINED, collect, delete_files, delete_recorded, needed_files, orphans_of
 from penstock.errors import InternalError, StorageFailed
+from penstock.filesystem.local import LocalFileSystem
 from penstock.testing.filesystem import MemoryFileSystem
 
 
@@ -236,6 +237,18 @@ def test_only_what_is_recorded_is_deleted_and_once_more_does_no_harm():
 
     assert [delete_recorded(filesystem, found) for _ in range(2)] == [2, 2]
     assert set(filesystem.files) == {path_of("b")}
+
+
+def test_the_folders_of_a_layer_go_with_its_last_file(tmp_path):
+    filesystem = LocalFileSystem(tmp_path)
+    gone, others = "state/totals/0/a/0000/part-0", ["state/totals/0/a/0001/part-0", "state/totals/0/b/0000/part-0"]
+    for path in (gone, *others):
+        filesystem.create(path, b"x")
+    (tmp_path / "state/totals/0/a/0000/__penstock_slice=1").mkdir()
+    delete_files(filesystem, [gone, "state/totals/0/never/0000/part-0"])
+    assert sorted(path.name for path in (tmp_path / "state/totals/0/a").iterdir()) == ["0001"]
+    delete_files(filesystem, others)
+    assert [path.name for path in (tmp_path / "state/totals").rglob("*")] == ["0"], "others may write there"
 
 
 def test_deletions_known_to_be_done_are_not_repeated():

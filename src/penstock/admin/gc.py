@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Condemn
-from penstock.checkpoint.gc import layers_of, orphans_of, staged_of, stages_of
+from penstock.checkpoint.gc import delete_files, layers_of, orphans_of, staged_of, stages_of
 from penstock.clock import WallTime
 from penstock.dead_letters.store import FOLDER
 from penstock.errors import JobIsRunning, StorageFailed
-from penstock.failpoints import failpoint
 from penstock.handles import CheckpointId, Generation
 
 if TYPE_CHECKING:
@@ -339,10 +338,7 @@ def collect_garbage(job: JobDirectory) -> Collected:
         condemned = tuple(sorted(path for path, owner in owners.items() if owner is Owner.CONDEMNED))
         if orphans:
             owned.append(Condemn(checkpoints=(), files=orphans, at=job.now(), reason="orphans of penstock gc"))
-        for path in (*condemned, *orphans):
-            failpoint("gc.delete.before")
-            job.filesystem.delete(path)
-            failpoint("gc.delete.after")
+        delete_files(job.filesystem, (*condemned, *orphans))
         return Collected(
             condemned_before=condemned,
             condemned_now=orphans,

@@ -60,6 +60,16 @@ def state_folder(uid: str, generation: Generation) -> str:
     return f"{STATE}/{uid}/{generation}"
 
 
+def layer_folder(path: str) -> str | None:
+    """The folder of the layer that a file of state belongs to; ``None`` for any other file.
+
+    >>> layer_folder("state/totals/3/g3-000001/0000/part-0.parquet"), layer_folder("staged/out/3/7/part-0.json")
+    ('state/totals/3/g3-000001', None)
+    """
+    folders = path.split("/")
+    return "/".join(folders[:4]) if folders[0] == STATE and len(folders) > 4 else None  # noqa: PLR2004
+
+
 def staged_folder(uid: str, generation: Generation) -> str:
     """The folder of a sink's staged output that belongs to one generation alone."""
     return f"{STAGED}/{uid}/{generation}"

@@ -85,6 +85,10 @@ class SettledAhead:
         """See ``FileSystem``."""
         self._inner.remove_temporary(prefix)
 
+    def remove_empty_folders(self, prefix: str) -> None:
+        """See ``FileSystem``."""
+        self._inner.remove_empty_folders(prefix)
+
     def move(self, source: str, target: str) -> Moved:
         """See ``FileSystem``."""
         return self._inner.move(source, target)

@@ -64,6 +64,10 @@ class FileSystem(Protocol):
         """Remove what unfinished writes have left below a folder in which no other process writes any more."""
         ...
 
+    def remove_empty_folders(self, prefix: str) -> None:
+        """Remove the folder and those below it, as far as they are empty; nobody writes there any more. Never fails."""
+        ...
+
     def settle(self, path: str) -> FileRef:
         """Make a file that a Spark task wrote durable, including its name; returns its length and checksum.
 

@@ -124,6 +124,12 @@ class LocalFileSystem:
                     if name.startswith(_TEMPORARY_PREFIX):
                         Path(directory, name).unlink(missing_ok=True)
 
+    def remove_empty_folders(self, prefix: str) -> None:
+        """Remove the folder and those below it, as far as they are empty; nobody writes there any more. Never fails."""
+        for directory, _, _ in os.walk(self._path(prefix), topdown=False):
+            with suppress(OSError):
+                os.rmdir(directory)
+
     def settle(self, path: str) -> FileRef:
         """Sync a file that a Spark task wrote, and its folders up to the root; reads it once for its checksum."""
         file = self._path(path)

@@ -251,6 +251,7 @@ class LayerWriter:
         with suppress(StorageFailed):
             for path in self.filesystem.list(folder):
                 self.filesystem.delete(path)
+            self.filesystem.remove_empty_folders(folder)
 
     def _parts(self, rows: int) -> int:
         return hash_parts(rows, most=ROWS_A_TASK) if self.layers_format.slice_columns else 1

@@ -139,6 +139,9 @@ class MemoryFileSystem:
         """Do nothing but record the call: writes are whole at once."""
         self._do("remove_temporary", prefix, lambda: None)
 
+    def remove_empty_folders(self, prefix: str) -> None:
+        """Do nothing: there are no folders."""
+
     def settle(self, path: str) -> FileRef:
         """Make the file durable and describe it."""
 
