@@ -1,6 +1,7 @@
 """What may be deleted: the planner, rule by rule (G1 to G4), and the executor that a crash cannot hurt."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -23,8 +24,9 @@ from core.checkpoint_values import (
 )
 from penstock import failpoints
 from penstock.checkpoint.gc import DEFAULT_RETAINED, collect, delete_files, delete_recorded, needed_files, orphans_of
-from penstock.errors import InternalError, StorageFailed
+from penstock.errors import InternalError, StateDirectoryRefused, StorageFailed
 from penstock.filesystem.local import LocalFileSystem
+from penstock.job.attempt import Attempt
 from penstock.testing.filesystem import MemoryFileSystem
 
 
@@ -249,6 +251,45 @@ def test_the_folders_of_a_layer_go_with_its_last_file(tmp_path):
     assert sorted(path.name for path in (tmp_path / "state/totals/0/a").iterdir()) == ["0001"]
     delete_files(filesystem, others)
     assert [path.name for path in (tmp_path / "state/totals").rglob("*")] == ["0"], "others may write there"
+
+
+class Locked(MemoryFileSystem):
+    """Folders that this user may not touch any more."""
+
+    def __init__(self, *folders):
+        super().__init__()
+        self.folders = folders
+
+    def _refuse(self, path):
+        if path.startswith(self.folders):
+            msg = f"Cannot use {path}: permission denied."
+            raise StateDirectoryRefused(msg)
+
+    def list(self, prefix):
+        self._refuse(prefix)
+        return super().list(prefix)
+
+    def delete(self, path):
+        self._refuse(path)
+        super().delete(path)
+
+
+def test_a_target_of_before_that_is_locked_stops_no_checkpoint(caplog):
+    locked = Locked("/out-v1")
+    old, new = "/out-v1/.penstock/log-1/out/0/1/part-0", path_of("a", 5)
+    for path in (old, path_of("a")):
+        locked.create(path, b"x")
+    owned = SimpleNamespace(history=history(CLAIM, holding(1, None, "b"), condemn(files=[old])), log_id="log-1")
+    attempt = SimpleNamespace(_specs=(), _env=SimpleNamespace(filesystem=locked, name="orders"))
+
+    assert list(Attempt._leftovers(attempt, owned)) == [path_of("a")]
+    delete_files(locked, [old, path_of("a")])
+
+    assert [old] == list(locked.files)
+    assert caplog.text.count("permission denied") == 2
+    locked.folders = ("state",)
+    with pytest.raises(StateDirectoryRefused):
+        delete_files(locked, [new])
 
 
 def test_deletions_known_to_be_done_are_not_repeated():

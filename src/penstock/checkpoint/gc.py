@@ -6,6 +6,7 @@ or in a process that no longer owns the log (G1 to G4).
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,11 +15,12 @@ from typing import Final
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import NO_ENTRY, Condemn, Manifest, Rewind
 from penstock.checkpoint.history import History, abandoned_ids
-from penstock.errors import InternalError
+from penstock.errors import InternalError, StateDirectoryRefused
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
 from penstock.handles import CheckpointId, Committable, EntryNumber, Generation
 
+log = logging.getLogger("penstock")
 DEFAULT_RETAINED: Final = 3
 """Number of the newest checkpoints that are kept restorable by default."""
 _STAGED: Final = re.compile(r"(/.*/\.penstock/([^/]+))/[^/]+/\d+/.+")
@@ -180,9 +182,24 @@ def delete_files(filesystem: FileSystem, condemned: Iterable[str]) -> None:
     folders = set()
     for path in condemned:
         failpoint("gc.delete.before")
-        filesystem.delete(path)
+        delete_file(filesystem, path)
         failpoint("gc.delete.after")
         if (folder := paths.layer_folder(path)) is not None:
             folders.add(folder)
     for folder in folders:
         filesystem.remove_empty_folders(folder)
+
+
+def delete_file(filesystem: FileSystem, path: str) -> None:
+    """Delete a condemned file. One beside a sink's target that this user may no longer delete stays, with a warning.
+
+    Raises:
+        StorageFailed: it cannot be deleted now.
+        StateDirectoryRefused: it lies in the job's directory, where this user may not delete it.
+    """
+    try:
+        filesystem.delete(path)
+    except StateDirectoryRefused as error:
+        if not path.startswith("/"):
+            raise
+        log.warning("a file that is no longer needed stays: %s", error)  # the target is somebody else's by now

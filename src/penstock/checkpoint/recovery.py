@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.checkpoint.entries import Manifest, Rewind, StepRecord, StepRole
 from penstock.checkpoint.export import Import, OpenFolder, execute_import
+from penstock.checkpoint.gc import delete_file
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import OwnedLog, Sleep, backoff
 from penstock.clock import MIN_WATERMARK, EventTime, WallTime
@@ -530,7 +531,7 @@ def execute_recovery(
         execute_import(recovery.bring, log=log, filesystem=filesystem, pause=pause, listener=listener, folders=folders)
     for path in recovery.delete:
         failpoint("recovery.delete.before")
-        filesystem.delete(path)
+        delete_file(filesystem, path)
 
 
 def _until_settled(item: Committable, act: CommitFunction, log: OwnedLog, pause: Sleep) -> CommitOutcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -22,7 +23,7 @@ from penstock.connectors import committers
 from penstock.control.client import host_identity
 from penstock.control.server import RunningAttempt
 from penstock.dead_letters.replay import letters_frame
-from penstock.errors import GenerationFenced, PenstockError
+from penstock.errors import GenerationFenced, PenstockError, StateDirectoryRefused, StorageFailed
 from penstock.facts import JobStarted
 from penstock.failpoints import failpoint
 from penstock.graph.nodes import Write
@@ -46,6 +47,8 @@ from penstock.runtime.supervisor import Supervisor
 from penstock.settings import Settings
 from penstock.spark.scheduling import SparkPools
 from penstock.spark.session import default_parallelism
+
+log = logging.getLogger("penstock")
 
 
 class Attempt:
@@ -243,11 +246,17 @@ class Attempt:
 
     def _leftovers(self, owned: OwnedLog) -> Iterator[str]:
         """Every file that drivers wrote: layers, and what sinks staged under any name they had."""
-        folders = {"state", "staged", *stages_of(owned.history)}
+        folders = {"state", "staged"}
         for spec in self._specs:
             if isinstance(spec.node, Write):
                 folders.update(spec.node.sink.stages_in(owned.log_id, spec.id))
-        yield from sorted({path for folder in folders for path in self._env.filesystem.list(folder)})
+        found = {path for folder in folders for path in self._env.filesystem.list(folder)}
+        for folder in {*stages_of(owned.history)} - folders:
+            try:
+                found.update(self._env.filesystem.list(folder))
+            except (StorageFailed, StateDirectoryRefused) as error:  # no sink writes there any more
+                log.warning("job %s: files that are no longer needed may stay in %s: %s", self._env.name, folder, error)
+        yield from sorted(found)
 
     def _started(self, at: MonotonicTime, recovery: Recovery, builder: AttemptBuilder) -> RunStarted:
         return RunStarted(
