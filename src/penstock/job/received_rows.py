@@ -145,8 +145,8 @@ def _refuse_deleted_blocks(filesystem: FileSystem, history: History, bring: Impo
         if gone:
             msg = (
                 f"The export holds received rows of source {uid!r} that this job has read since and deleted, such as "
-                f"{paths.block(position.uid, gone[0])}. Start from the export in another state directory, or go on "
-                "without --from."
+                f"{paths.block(position.uid, gone[0])}. Go on by penstock run … without --from, or start from the "
+                "export in another state directory."
             )
             raise StateIncompatible(msg, uid=uid)
 
