@@ -18,6 +18,9 @@ from window_harness import persistent
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.api.pipeline import PipelineDefinition
+    from penstock.operators.windows.panes import Window
+
 pytestmark = pytest.mark.spark
 
 
@@ -87,19 +90,24 @@ def test_mistakes_are_told(spark: SparkSession) -> None:
         assert counts.rows() == []
 
 
-@ps.pipeline("running")
-def running(p: ps.Pipeline) -> None:
-    stream = p.read("in", ps.files.Source("/nowhere", schema="user STRING, at TIMESTAMP"))
-    counts = (
-        stream.with_watermark("at", delay="0 seconds")
-        .group_by("user", ps.tumbling("1 hour"))
-        .agg("counts", ps.agg.count().alias("n"), emit="updates", emit_every="10 seconds")
-    )
-    counts.write("out", ps.memory.Sink())
+def running(window: Window) -> PipelineDefinition:
+    """Counts that send their changes every ten seconds."""
+
+    @ps.pipeline("running")
+    def made(p: ps.Pipeline) -> None:
+        stream = p.read("in", ps.files.Source("/nowhere", schema="user STRING, at TIMESTAMP"))
+        counts = (
+            stream.with_watermark("at", delay="0 seconds")
+            .group_by("user", window)
+            .agg("counts", ps.agg.count().alias("n"), emit="updates", emit_every="10 seconds")
+        )
+        counts.write("out", ps.memory.Sink())
+
+    return made
 
 
 def test_processing_time_passes_only_when_the_test_says_so(spark: SparkSession) -> None:
-    with OperatorHarness.of(running, "counts", spark) as counts:
+    with OperatorHarness.of(running(ps.tumbling("1 hour")), "counts", spark) as counts:
         counts.send([at("A", 0) | {"user": "a"}])
         assert counts.rows() == []
         counts.elapse("10 seconds")
@@ -112,19 +120,8 @@ def test_processing_time_passes_only_when_the_test_says_so(spark: SparkSession) 
         ]
 
 
-@ps.pipeline("sessions")
-def sessions(p: ps.Pipeline) -> None:
-    stream = p.read("in", ps.files.Source("/nowhere", schema="user STRING, at TIMESTAMP"))
-    counts = (
-        stream.with_watermark("at", delay="0 seconds")
-        .group_by("user", ps.session("10 seconds"))
-        .agg("counts", ps.agg.count().alias("n"), emit="updates", emit_every="10 seconds")
-    )
-    counts.write("out", ps.memory.Sink())
-
-
 def test_sessions_whose_changes_waited_close_once_these_are_sent(spark: SparkSession) -> None:
-    with OperatorHarness.of(sessions, "counts", spark) as counts:
+    with OperatorHarness.of(running(ps.session("10 seconds")), "counts", spark) as counts:
         counts.send([at("A", 0) | {"user": "a"}])
         counts.advance("2026-01-01T00:05:00Z")
         counts.elapse("10 seconds")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.checkpoint.history import timeline
 from penstock.clock import WallTime
-from penstock.dead_letters.replay import STRICT_READ
 from penstock.dead_letters.store import (
     FOLDER,
     RAW_ROW,
@@ -31,6 +30,7 @@ from penstock.dead_letters.store import (
 )
 from penstock.errors import CheckpointUnreadable, SettingsError, UnknownName, did_you_mean, sentence
 from penstock.handles import CheckpointId, split_replays
+from penstock.spark.sql import STRICT_READ
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

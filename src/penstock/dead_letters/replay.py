@@ -23,6 +23,7 @@ from penstock.interfaces.source import (
     SupportsPartitions,
     Until,
 )
+from penstock.spark.sql import STRICT_READ
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,13 +38,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 POLL_INTERVAL: Final = 1_000_000
 """Microseconds between two looks for a new replay; each look reads one file, which is usually missing."""
-STRICT_READ: Final = {
-    "__globPaths__": "false",  # a file's name is a name, not a pattern
-    "recursiveFileLookup": "true",  # or a folder whose name looks like a pattern brings each row several times
-    "ignoreMissingFiles": "false",
-    "ignoreCorruptFiles": "false",
-}
-"""Options of Spark's reader: a missing or corrupt file fails the read."""
 MAX_COMPARED_RANGES: Final = 16
 """Ranges of a file that the filter compares one by one; more ranges become a list of row numbers."""
 

@@ -126,6 +126,15 @@ def escape_glob(url: str) -> str:
     return re.sub(r"([\\\[\]{}*?])", r"\\\1", url)
 
 
+STRICT_READ: Final = {
+    "__globPaths__": "false",  # a file's name is a name, not a pattern
+    "recursiveFileLookup": "true",  # else see ``escape_glob``; and no columns from folders called name=value
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+}
+"""Options of Spark's readers of files that are named one by one: a missing or corrupt one fails the read."""
+
+
 def quote_identifier(name: str) -> str:
     """A column's name as SQL.
 

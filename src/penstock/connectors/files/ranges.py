@@ -24,6 +24,7 @@ from penstock.interfaces.source import DECODED_RECORD
 from penstock.spark.arrow import task_numbers
 from penstock.spark.file_ranges import frame_of_ranges
 from penstock.spark.query_log import first_line
+from penstock.spark.sql import STRICT_READ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -43,12 +44,6 @@ _OPENING: Final = 32 * 1024
 """Bytes that could be read while a file is opened."""
 _MIN_SPLIT: Final = 1024 * 1024
 """Fewest bytes of a split: a smaller one is not worth a task."""
-_STRICT_READ: Final = {
-    "__globPaths__": "false",  # a file's name is a name, not a pattern
-    "ignoreMissingFiles": "false",
-    "ignoreCorruptFiles": "false",
-    "recursiveFileLookup": "true",  # no columns from folders called name=value
-}
 
 
 # Spark's readers return a URL with some characters encoded, ours return a path.
@@ -150,7 +145,7 @@ def _bytes(slices: Sequence[FileSlice]) -> int:
 
 def _lines_by_spark(spark: SparkSession, root: str, slices: Sequence[FileSlice]) -> DataFrame:
     paths = [os.path.join(root, part.name) for part in slices]
-    whole = spark.read.options(**_STRICT_READ).option("lineSep", "\n").text(paths)
+    whole = spark.read.options(**STRICT_READ).option("lineSep", "\n").text(paths)
     if all(part.whole for part in slices):
         return whole.selectExpr("value", "_metadata.file_path AS _file").selectExpr("value", f"{_PATH} AS _file")
     (part,) = slices  # a cut is a batch of its own
@@ -356,7 +351,7 @@ def _names(schema: StructType) -> list[str]:
 
 
 def _reader(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrameReader:
-    reader = spark.read.options(**options).options(**_STRICT_READ)
+    reader = spark.read.options(**options).options(**STRICT_READ)
     return reader.options(**_UNCHECKED) if any(":" in os.path.basename(path) for path in paths) else reader
 
 
