@@ -166,6 +166,24 @@ def test_a_piece_is_due_once_a_layer_that_is_not_durable_has_enough_rows(state: 
     assert len(state.writer.files) == 1
 
 
+def test_windows_that_are_closed_by_the_next_checkpoint_as_things_go_make_no_piece(state: State) -> None:
+    state.stack.close_windows(100)
+    first = state.batch(end=200)
+    assert state.durable.is_piece_due(), "nothing is known of how fast time goes"
+    state.stack.close_windows(150)
+    state.checkpoint()
+    soon = state.batch(end=200)
+    assert not state.durable.is_piece_due()
+    later = state.batch(end=201)
+    assert state.durable.is_piece_due()
+    state.durable.write_piece()
+    third = state.batch(end=200)
+    assert not state.durable.is_piece_due()
+    assert state.batches_of(state.checkpoint()) == [first, soon, later, third], "time stood: the checkpoint writes them"
+    state.batch(end=200)
+    assert state.durable.is_piece_due(), "and nothing is expected of it any more"
+
+
 def test_keys_that_are_few_change_again_and_wait_for_the_checkpoint(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,7 +138,7 @@ def sync_folders(files: Sequence[str], top: str) -> None:
 
 MAX_KEPT_BYTES: Final = 128 * 1024 * 1024
 """Bytes that one sink keeps in blocks, also while checkpoints fail."""
-LARGE_BATCH: Final = 16 * 1024 * 1024
+LARGE_BATCH: Final = 32 * 1024 * 1024
 """Bytes of a batch, in blocks, from which on it is staged as files: next to its rows a job of its own costs little."""
 BYTES_A_TASK: Final = 32 * 1024 * 1024
 """Bytes of blocks that one task writes as one staged file."""

@@ -190,6 +190,8 @@ class Stack:
         self._is_whole = restored is None
         self._least = restored.expected.first_end if restored else MAX_WATERMARK
         self._horizon: int = horizon
+        self._snapshot_horizon: int = horizon
+        self._advance = 0
         self._durable = 0
         self._base = 0
         self._boundaries: list[int] = []
@@ -310,6 +312,8 @@ class Stack:
         """Raise the horizon, and release layers that are wholly below it."""
         with self._lock:
             self._horizon = max(self._horizon, horizon)
+            if self._snapshot_horizon == MIN_WATERMARK:  # the first watermark says nothing of how fast it rises
+                self._snapshot_horizon = self._horizon
             dead = [layer for layer in self._layers if layer.last_end <= self._horizon]
             self._layers = [layer for layer in self._layers if layer.last_end > self._horizon]
             loader = self._loader
@@ -325,9 +329,14 @@ class Stack:
             return self._sizes(self._layers)
 
     def unwritten(self) -> tuple[LayerSize, ...]:
-        """The layers that ``begin_piece`` would have made durable."""
+        """The layers that ``begin_piece`` would have made durable, and that the next snapshot is expected to have.
+
+        If the horizon rises as much until that as it did between the last two, layers below it are dead by then.
+        """
         with self._lock:
-            return self._sizes(self._not_durable()) if self._may_write_pieces() else ()
+            expected = self._snapshot_horizon + self._advance
+            alive = [layer for layer in self._not_durable() if layer.last_end > expected]
+            return self._sizes(alive) if self._may_write_pieces() else ()
 
     def lease_named(self, names: Sequence[str]) -> tuple[tuple[Layer, ...], RefCount]:
         """The named layers that are still there, kept until the lease is released."""
@@ -382,6 +391,8 @@ class Stack:
             details: what the step records in addition to its layers.
         """
         with self._lock:
+            before, self._snapshot_horizon = self._snapshot_horizon, self._horizon
+            self._advance = self._horizon - before if before != MIN_WATERMARK else 0
             return self._begin(details or {})
 
     def begin_piece(self) -> SnapshotScope | None:

@@ -113,6 +113,11 @@ class Aggregate:
                 raise GraphError(msg)
         return "_".join((self.function, *map(str, self.of)))
 
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether only the number of rows counts: its input is a constant."""
+        return self.shape is _only and not self.of and not self.conditions
+
     def input(self, column_of: Callable[[ColumnOrName], Column], time: Column) -> Column:
         """The one column that partials are computed from.
 

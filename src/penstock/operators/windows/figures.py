@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import StructType
 
-    from penstock.state.layers import LayerFormat
-
 
 INTERNAL: Final = "__penstock_"
 """Prefix of columns that a frame has only inside a step."""
@@ -67,22 +65,29 @@ def figures_of(wanted: WantedFigures, schema: StructType) -> dict[str, Column]:
 # Spark observes rows outside of generated code, so that each row of a large batch would be written and read again. Its
 # figures are therefore aggregated with its groups, and observed on those. Rows that are not on time make groups too,
 # one for each reason and source partition. They have no key and no time there, so what the user's expressions would
-# make of them is never computed.
+# make of them is never computed. One column has the end of a group's pane, or why its rows have none: each column that
+# is grouped by costs every row something.
 
-GROUP_KIND: Final = f"{INTERNAL}kind"
-"""Column of groups: 0 for rows on time, else their timeliness and the number of their source partition."""
+GROUP_PLACE: Final = f"{INTERNAL}place"
+"""Column of groups: the end of their pane if their rows are on time, else what they are, as a number below any pane."""
 ROWS_OF_GROUP: Final = f"{INTERNAL}rows"
 """Column of groups: how many rows they have."""
+_NO_PLACE: Final = -(2**62)
+"""Below the end of any pane: see ``penstock.operators.windows.panes.MAX_EVENT_MICROS``."""
+_KIND: Final = f"({_NO_PLACE}L - {GROUP_PLACE})"
+GROUP_ON_TIME: Final = f"{GROUP_PLACE} >= {_NO_PLACE}L"
+"""SQL over groups: whether their rows are on time."""
 
 
-def kind_of_group(wanted: WantedFigures, schema: StructType) -> str:
-    """SQL for ``GROUP_KIND`` over flagged rows with these columns: ``timeliness + 2 * number``."""
+def place_of_group(wanted: WantedFigures, schema: StructType) -> str:
+    """SQL for ``GROUP_PLACE`` over flagged rows with these columns: below panes, ``timeliness + 2 * number``."""
     number = "0"
     if wanted.late_by is not None:
         column, names = wanted.late_by
         cases = (f"WHEN {mine} THEN {place}" for place, mine in enumerate(conditions_of(column, names, schema)))
         number = f"CASE {' '.join(cases)} ELSE {len(names)} END"
-    return f"CASE WHEN {TIMELINESS} = {ROW_ON_TIME} THEN 0 ELSE {TIMELINESS} + 2 * {number} END"
+    kind = f"{TIMELINESS} + 2 * {number}"
+    return f"CASE WHEN {TIMELINESS} = {ROW_ON_TIME} THEN {PANE} ELSE {_NO_PLACE}L - ({kind}) END"
 
 
 def _rows_where(condition: str) -> str:
@@ -90,25 +95,22 @@ def _rows_where(condition: str) -> str:
     return f"coalesce(sum(CASE WHEN {condition} THEN {ROWS_OF_GROUP} END), 0)"
 
 
-def figures_over_groups(wanted: WantedFigures, layers_format: LayerFormat) -> dict[str, Column]:
+def figures_over_groups(wanted: WantedFigures) -> dict[str, Column]:
     """Aggregates over groups, by name: those of ``figures_of``, and the statistics of the groups of rows on time."""
     from pyspark.sql import functions as F
 
     figures = {
-        "on_time": _rows_where(f"{GROUP_KIND} = 0"),
-        "late": _rows_where(f"{GROUP_KIND} % 2 = {ROW_LATE}"),
-        "missing": _rows_where(f"{GROUP_KIND} > 0 AND {GROUP_KIND} % 2 = {ROW_WITHOUT_TIME % 2}"),
+        "on_time": _rows_where(GROUP_ON_TIME),
+        "late": _rows_where(f"NOT {GROUP_ON_TIME} AND {_KIND} % 2 = {ROW_LATE}"),
+        "missing": _rows_where(f"NOT {GROUP_ON_TIME} AND {_KIND} % 2 = {ROW_WITHOUT_TIME % 2}"),
     }
     if wanted.late_by is not None:
         places = range(len(wanted.late_by[1]))
-        each = (
-            _rows_where(f"{GROUP_KIND} IN ({2 * place + ROW_LATE}, {2 * place + ROW_WITHOUT_TIME})") for place in places
-        )
+        each = (_rows_where(f"{_KIND} IN ({2 * place + ROW_LATE}, {2 * place + ROW_WITHOUT_TIME})") for place in places)
         figures[BY_PARTITION] = f"to_json(array({', '.join(each)}))"
-    name_of_rows, *names_of_ends = STATS
-    figures[name_of_rows] = f"count_if({GROUP_KIND} = 0)"
-    ends = dict(zip(names_of_ends, layers_format.stats[1:], strict=True))  # rows that are not on time have none
-    return {name: F.expr(sql) for name, sql in figures.items()} | ends
+    end = f"CASE WHEN {GROUP_ON_TIME} THEN {GROUP_PLACE} END"
+    figures |= dict(zip(STATS, (f"count({end})", f"min({end})", f"max({end})"), strict=True))
+    return {name: F.expr(sql) for name, sql in figures.items()}
 
 
 class EarlierFigures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from penstock.errors import GraphError, no_column
 from penstock.interfaces.operator import StateSchema
@@ -11,7 +11,8 @@ from penstock.interfaces.sink import CHANGE_COLUMN
 from penstock.operators.aggregates.base import is_ordered, merge_once
 from penstock.operators.windows.assigners import CountWindow, GlobalWindow, SessionWindow
 from penstock.operators.windows.figures import (
-    GROUP_KIND,
+    GROUP_ON_TIME,
+    GROUP_PLACE,
     INTERNAL,
     PANE,
     ROW_LATE,
@@ -21,7 +22,7 @@ from penstock.operators.windows.figures import (
     TIMELINESS,
     EarlierFigures,
     WantedFigures,
-    kind_of_group,
+    place_of_group,
 )
 from penstock.operators.windows.panes import PanedWindow
 from penstock.operators.windows.record import to_record
@@ -161,6 +162,7 @@ class WindowFrames:
         partials: aggregates over a batch's rows.
         bounds: columns of a result: group columns, start and end of the window.
         finishes: columns of a result: aggregates, over merged partials.
+        constants: names of the inputs that are the same in all rows.
     """
 
     micros: str
@@ -172,6 +174,7 @@ class WindowFrames:
     partials: tuple[Column, ...]
     bounds: tuple[Column, ...]
     finishes: tuple[Column, ...]
+    constants: frozenset[str] = frozenset()
 
     @property
     def is_ordered(self) -> bool:
@@ -221,23 +224,26 @@ class WindowFrames:
         from pyspark.sql import functions as F
 
         is_on_time = F.expr(f"{TIMELINESS} = {ROW_ON_TIME}")
-        layers_format, names = self.layers_format, flagged.select(*self.inputs).columns
-        # The input's columns are here too, and one may be called as those of the times are.
-        ends = {name: f"{INTERNAL}{name}" for name in (layers_format.start, layers_format.end)}
+        layers_format = self.layers_format
         set_aside = (
-            F.when(is_on_time, column).alias(ends.get(name, name))
-            for name, column in zip(names, self.inputs, strict=True)
+            column if name in self.constants else F.when(is_on_time, column).alias(name)
+            for name, column in zip(flagged.select(*self.inputs).columns, self.inputs, strict=True)
+            if name not in (layers_format.start, layers_format.end)
         )
-        rows = flagged.select("*", *set_aside, F.expr(kind_of_group(wanted, flagged.schema)).alias(GROUP_KIND))
+        rows = flagged.select("*", *set_aside, F.expr(place_of_group(wanted, flagged.schema)).alias(GROUP_PLACE))
         keys = self.groups[: len(layers_format.keys)]
-        times = [_column(internal).alias(name) for name, internal in ends.items()]
         counted = F.count(F.lit(1)).alias(ROWS_OF_GROUP)
-        return rows.groupBy(*keys, *times, _column(GROUP_KIND)).agg(*self.partials, counted, *before.parts(bound))
+        return rows.groupBy(*keys, _column(GROUP_PLACE)).agg(*self.partials, counted, *before.parts(bound))
 
     def without_figures(self, groups: DataFrame) -> DataFrame:
         """The rows of ``grouped``, of those of ``grouped_with_figures``; without keys partitioned as layers are."""
-        layers_format = self.layers_format
-        rows = groups.where(f"{GROUP_KIND} = 0").select(*map(quote_identifier, layers_format.schema.names))
+        layers_format, start = self.layers_format, cast("PanedWindow", self.window).pane_start(GROUP_PLACE)
+        times = {layers_format.start: start, layers_format.end: GROUP_PLACE}
+        columns = (
+            f"timestamp_micros({times[name]}) AS {name}" if name in times else quote_identifier(name)
+            for name in layers_format.schema.names
+        )
+        rows = groups.where(GROUP_ON_TIME).selectExpr(*columns)
         return rows if layers_format.keys else layers_format.hashed(rows)
 
     def partial(self, flagged: DataFrame) -> DataFrame:
@@ -323,6 +329,7 @@ def make_frames(
         partials=tuple(partials),
         bounds=bounds,
         finishes=finishes,
+        constants=frozenset(_in(place) for place, aggregate in enumerate(aggregates) if aggregate.is_of_rows),
     )
 
 

@@ -249,7 +249,7 @@ class LayerQueries:
                 self._flagged_schema,
                 build,
                 numbers=0 if spec is None or spec.max_ahead is None else 1,
-                figures=figures_over_groups(wanted, frames.layers_format) | earlier.over_groups(),
+                figures=figures_over_groups(wanted) | earlier.over_groups(),
             )
             rows = preparer.prepare(nullable(groups.schema), frames.without_figures)
             self._groups[wanted, id(spec)] = _GroupPlans(groups, rows, earlier, spec)
