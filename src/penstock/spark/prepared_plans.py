@@ -98,9 +98,17 @@ class PlanPreparer:
         """What observes figures over the result of a prepared plan."""
         return observe_columns(self.editor.frame(prepared.plan), "template", figures)
 
-    def observe(self, plan: BoundPlan, spec: ObservationSpec) -> tuple[BoundPlan, ObservedMetrics]:
-        """A bound plan with an observation on top that was made over its prepared plan, and the metrics to come."""
-        observed = ObservedRows(plan, spec)
+    def observe(
+        self, plan: BoundPlan, spec: ObservationSpec, *, bound: int | None = None
+    ) -> tuple[BoundPlan, ObservedMetrics]:
+        """A bound plan with an observation on top that was made over its prepared plan, and the metrics to come.
+
+        Args:
+            plan: the rows.
+            spec: the figures.
+            bound: see ``ObservedRows``.
+        """
+        observed = ObservedRows(plan, spec, bound)
         return observed, observed.metrics
 
     # ---- running plans

@@ -114,7 +114,7 @@ def figures_over_groups(wanted: WantedFigures) -> dict[str, Column]:
 
 
 class EarlierFigures:
-    """Figures of the steps before, as columns of groups.
+    """Figures of the step before, taken over the rows of a step or over their groups.
 
     Args:
         figures: over rows, by name.
@@ -126,6 +126,12 @@ class EarlierFigures:
             name: [f"{INTERNAL}{name}_{place}" for place in range(len(figure.parts))]
             for name, figure in figures.items()
         }
+
+    def over_rows(self) -> dict[str, Column]:
+        """The figures as aggregates over rows, under names that begin with ``BEFORE``."""
+        from pyspark.sql import functions as F
+
+        return {f"{BEFORE}{name}": F.expr(figure.over_rows) for name, figure in self._figures.items()}
 
     def parts(self, bound: int | None) -> list[Column]:
         """The columns, as aggregates over rows; ``bound`` takes the place of ``AHEAD_BOUND``."""

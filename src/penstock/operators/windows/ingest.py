@@ -76,6 +76,13 @@ def _found(earlier: EarlierFigures, spec: ObservationSpec, metrics: ObservedMetr
     return None if figures is None else spec.with_names(earlier.found(figures))
 
 
+def _without_earlier(flagged: BoundPlan) -> tuple[BoundPlan, ObservedRows | None]:
+    """Flagged rows without what the step before observes on them, and that; ``None`` if it observes nothing."""
+    if isinstance(flagged, BoundRows) and isinstance(flagged.below, ObservedRows) and flagged.below.spec.sql:
+        return replace(flagged, below=flagged.below.below), flagged.below
+    return flagged, None
+
+
 class LayerQueries:
     """Makes the plans of a step's layers; each is analysed once and bound to each batch. Runs no job.
 
@@ -92,7 +99,10 @@ class LayerQueries:
             nullable(schema), frames.with_timeliness, numbers=3 if frames.window.is_processing else 2
         )
         self._flagged_schema = nullable(self._flagged.schema)
-        self._specs: dict[WantedFigures, ObservationSpec] = {}
+        # The spec before is held, since its id is a part of the key.
+        self._specs: dict[
+            tuple[WantedFigures, int], tuple[ObservationSpec, EarlierFigures, ObservationSpec | None]
+        ] = {}
         self._partials: dict[bool, PreparedPlan] = {}
         self._merges: dict[bool, PreparedPlan] = {}
         self._groups: dict[tuple[WantedFigures, int], _GroupPlans] = {}
@@ -107,12 +117,32 @@ class LayerQueries:
             raise InternalError(msg)
         return self._preparer.bind(self._flagged, below, horizon, mark, *(() if arrival is None else (arrival,)))
 
-    def counted(self, flagged: BoundPlan, wanted: WantedFigures) -> tuple[BoundPlan, ObservedMetrics]:
-        """The plan of flagged rows with an observation, and metrics that will have the wanted figures."""
-        if wanted not in self._specs:
+    def counted(
+        self, flagged: BoundPlan, wanted: WantedFigures, *, takes_over: bool = False
+    ) -> tuple[BoundPlan, ObservedMetrics]:
+        """The plan of flagged rows with an observation, and metrics that will have the wanted figures.
+
+        Args:
+            flagged: the rows.
+            wanted: the figures.
+            takes_over: whether what the step before observes on the same rows is observed here too, and not below: two
+                observations would cost each task twice as much. No other job may run the rows.
+        """
+        flagged, before = _without_earlier(flagged) if takes_over else (flagged, None)
+        spec, earlier = self._spec(wanted, None if before is None else before.spec)
+        plan, metrics = self._preparer.observe(flagged, spec, bound=None if before is None else before.bound)
+        if before is not None:
+            before.read_from(partial(_found, earlier, before.spec, metrics))
+        return plan, metrics
+
+    def _spec(self, wanted: WantedFigures, before: ObservationSpec | None) -> tuple[ObservationSpec, EarlierFigures]:
+        if (wanted, id(before)) not in self._specs:
             _make_room(self._specs)
-            self._specs[wanted] = self._preparer.observation(self._flagged, self.figures(wanted))
-        return self._preparer.observe(flagged, self._specs[wanted])
+            earlier = EarlierFigures({} if before is None else before.sql)
+            spec = self._preparer.observation(self._flagged, self.figures(wanted) | earlier.over_rows())
+            self._specs[wanted, id(before)] = spec, earlier, before
+        spec, earlier, _ = self._specs[wanted, id(before)]
+        return spec, earlier
 
     def figures(self, wanted: WantedFigures) -> dict[str, Column]:
         """The aggregates over flagged rows that are observed, by name."""
@@ -140,11 +170,7 @@ class LayerQueries:
         keys = self._frames.exchange_keys
         if self._is_volatile or keys is None:
             return None
-        earlier = flagged.below if isinstance(flagged, BoundRows) else None
-        if isinstance(flagged, BoundRows) and isinstance(earlier, ObservedRows) and earlier.spec.sql:
-            flagged = replace(flagged, below=earlier.below)
-        else:
-            earlier = None
+        flagged, earlier = _without_earlier(flagged)
         plans = self._prepared_groups(wanted, earlier.spec if earlier is not None else None)
         bound = [earlier.bound] if earlier is not None and earlier.bound is not None else []
         groups, metrics = self._observed(plans.groups, flagged, *bound)
@@ -347,9 +373,13 @@ class BatchIntake:
         self._metrics: ObservedMetrics | None = None
         self.on_time = self.late = self.missing = 0
 
-    def observed(self) -> BoundPlan:
-        """The plan of the same rows, to make a layer of. The first job over it observes the figures."""
-        plan, self._metrics = self._queries.counted(self._flagged, self._wanted)
+    def observed(self, *, takes_over: bool = False) -> BoundPlan:
+        """The plan of the same rows, to make a layer of. The first job over it observes the figures.
+
+        Args:
+            takes_over: see ``LayerQueries.counted``.
+        """
+        plan, self._metrics = self._queries.counted(self._flagged, self._wanted, takes_over=takes_over)
         return plan
 
     def layer_rows(self, *, may_copy: bool) -> LayerRows:
@@ -465,7 +495,7 @@ class DeferredLayers:
         """Send the results that a batch changes; the first job over them also makes the layer."""
         # The statistics are observed on the rows before the exchange, not on the layer: a task that fails after it has
         # cached its part of the layer finds that part when it is retried, and would observe nothing.
-        rows, placement = self._queries.unobserved(intake.observed())
+        rows, placement = self._queries.unobserved(intake.observed(takes_over=True))
         label = LayerLabel(
             name=self._stack.next_name(),
             level=0,
