@@ -16,7 +16,8 @@ from penstock.operators.windows.assigners import session, sliding, tumbling
 from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.operators.windows.ingest import MIN_ROWS
 from penstock.spark.bound_plans import ObservedRows, plan_of
-from penstock.spark.plans import Figure, observe_sql
+from penstock.spark.plans import AHEAD_BOUND, Figure, figure_by_partition, observe_sql
+from penstock.spark.sql import variable_literal
 from spark.job_kit import Jobs, Watch, drop
 from window_harness import Rig, compilations, counted, exchanges, persistent
 
@@ -88,21 +89,36 @@ def test_the_job_over_the_results_makes_the_layer_and_tells_all_that_is_observed
     rig.operator.close()
 
 
-def test_what_is_observed_below_is_told_after_the_job_and_not_before(spark, tmp_path):
+@pytest.mark.parametrize("lost", [False, True], ids=["observed", "lost"])
+def test_what_the_step_before_observes_is_told_after_the_job_and_not_before(spark, tmp_path, *, lost):
     rig = rig_of(spark, tmp_path)
-    frame = rig.frame([*rows(1, 7), *rows(3, user="b")])
-    figures = observe_sql(
-        frame, "time", {"max": Figure(("max(unix_micros(at))",), merge="max"), "n": Figure(("count(*)",))}
-    )
-    watched = ObservedRows(plan_of(frame), figures)
-    told = watched.metrics
-    batch = {"frame": rig.operator._queries.frame(watched), "metrics": {"time": told}}
-    deferred = begin(rig, [], **batch)
-    assert not told.settled
-    results(rig)
-    assert not told.settled, "the step settles its batch, not its consumer"
-    deferred.finish()
-    assert told.value == {"max": 7 * SECOND, "n": 3}
+    rig.advance(2 * SECOND)
+    preparer, told = rig.operator._preparer, []
+    is_ahead = f"unix_micros(at) > {variable_literal(AHEAD_BOUND, column='at')}"
+    below = preparer.prepare(rig.input, lambda rows: rows.where("x > 0"))
+    figures = {
+        "max": Figure(("max(unix_micros(at))",), merge="max"),
+        "ahead": Figure((f"count(CASE WHEN {is_ahead} THEN 1 END)",)),
+        "partitions": figure_by_partition("count_if({mine})", "user", ("a", "b"), rig.input),
+    }
+    spec = observe_sql(preparer.editor.frame(below.plan), "time", figures, names=("a", "b"), max_ahead=0)
+    for bound in (2, 6):  # the second batch has the functions of the first one's plan
+        frame = rig.frame([*rows(1, 7), *rows(3, user="b")])
+        watched = ObservedRows(preparer.bind(below, plan_of(frame)), spec, bound * SECOND)
+        told.append(watched.metrics)
+        deferred = begin(rig, [], frame=rig.operator._queries.frame(watched), metrics={"time": watched.metrics})
+        assert not watched.metrics.settled
+        results(rig)
+        assert not watched.metrics.settled, "the step settles its batch, not its consumer"
+        if lost:
+            deferred.finish.args[1]._metrics.lose()
+        deferred.finish()
+    partitions = {"a": 2, "b": 1}
+    assert [metrics.value for metrics in told] == [
+        {"max": 7 * SECOND, "ahead": ahead, "partitions": partitions} for ahead in (2, 1)
+    ]
+    shapes = preparer._kept._shapes.values()
+    assert max(len(shape.plan._figures) for shape in shapes if shape.plan is not None) == 1, "one node observes all"
     rig.operator.close()
 
 
