@@ -279,7 +279,7 @@ def tables_of(step: StatelessStep) -> tuple[Any, ...]:
 
 
 def _time_observation(node: WithWatermark, leaf: PlanLeaf) -> ObservationSpec:
-    @lru_cache(maxsize=2)  # partitions come and go seldom
+    @lru_cache(maxsize=16)  # one for each source above it; partitions come and go seldom
     def among(column: str, names: tuple[str, ...]) -> ObservationSpec:
         greatest = _greatest(node, "{mine} AND ")
         each = {PER_PARTITION: figure_by_partition(greatest, column, names, leaf.schema, merge="max")}

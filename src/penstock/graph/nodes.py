@@ -68,7 +68,7 @@ def linger(time: str) -> WhenReady:
     second on two cores, the median row took 68 ms with the default of 50 ms. With 100 ms it took 92 ms, for two thirds
     of the processor time.
 
-    Where batches take longer than ``time``, the pause is three tenths of a typical batch, and batches begin at most ten
+    Where batches take longer than ``time``, the pause is two fifths of a typical batch, and batches begin at most ten
     times ``time`` apart. The first rows after a rest are read at once, and so are rows that a batch had no room for.
     Kafka's producers have ``linger.ms`` and Flink's network channels a buffer timeout for the same reason.
 

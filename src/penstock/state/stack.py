@@ -329,9 +329,9 @@ class Stack:
             return self._sizes(self._layers)
 
     def unwritten(self) -> tuple[LayerSize, ...]:
-        """The layers that ``begin_piece`` would have made durable, and that the next snapshot is expected to have.
+        """The layers that ``begin_piece`` would have made durable, but for those that are not worth a piece.
 
-        If the horizon rises as much until that as it did between the last two, layers below it are dead by then.
+        If the horizon rises as much until the next snapshot as between the last two, layers below it are dead by then.
         """
         with self._lock:
             expected = self._snapshot_horizon + self._advance

@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 
 # ---- the plans that make layers --------------------------------------------------------------------------------------
 
-_MAX_SPECS: Final = 3
-"""Number of earlier specs and plans of figures that are kept: they change only when source partitions come or go."""
+_MAX_SPECS: Final = 16
+"""Number of earlier specs and plans of figures that are kept: one for each watermark above a union, and each set of
+source partitions, which come and go seldom. A batch whose spec is not kept has no kept plan either."""
 
 
 class LayerRows(NamedTuple):
