@@ -55,11 +55,13 @@ def rows(start: int, least: int) -> list[dict[str, object]]:
 class Story:
     """Batches of rows, of which some are late; what came of them, and what was observed."""
 
-    def __init__(self, spark, folder, window, *, sent: bool, keys) -> None:
+    def __init__(self, spark, folder, window, *, sent: bool, keys, python: bool = False) -> None:
         self.rig = Rig(spark, step(window, keys), SCHEMA, folder, late_read=False)
         self.facts: list[object] = []
         self.rig.report = self.facts.append
         self.sent = sent
+        self.python = python
+        """Whether tasks make the rows in Python, as sources do that read in tasks."""
         self.stays = (window.size - window.slide) // SECOND if isinstance(window, SlidingWindow) else 0
         """Seconds for which a row is not late yet after its first window has ended."""
         self.found: list[tuple[object, ...]] = []
@@ -81,6 +83,8 @@ class Story:
 
     def process(self, given: list[dict[str, object]], turn: int) -> None:
         frame = self.rig.frame(given)
+        if self.python:
+            frame = frame.mapInArrow(lambda batches: batches, frame.schema)
         if self.sent:
             note_sent(frame, len(given))
         observed = ObservedRows(self.preparer.bind(self.below, plan_of(frame)), self.figures, (turn * 4 + 38) * SECOND)
@@ -115,32 +119,33 @@ class Story:
 
 
 @pytest.mark.parametrize(
-    ("window", "sent", "keys"),
+    ("window", "made", "keys"),
     [
-        (tumbling("10 seconds"), False, (("k", "k"),)),
-        (sliding("20 seconds", "5 seconds"), True, (("k", "k"),)),
-        (tumbling("10 seconds"), True, (("k", "k"), ("q", "120 div x"))),
-        (tumbling("10 seconds"), False, ()),
+        (tumbling("10 seconds"), {"sent": False}, (("k", "k"),)),
+        (sliding("20 seconds", "5 seconds"), {"sent": True}, (("k", "k"),)),
+        (tumbling("10 seconds"), {"sent": True}, (("k", "k"), ("q", "120 div x"))),
+        (tumbling("10 seconds"), {"sent": False}, ()),
+        (tumbling("10 seconds"), {"sent": False, "python": True}, (("k", "k"),)),
     ],
-    ids=["with an exchange", "in one stage", "in one stage by a key that no late row has", "without keys"],
+    ids=["with an exchange", "in one stage", "in one stage by a key that no late row has", "without keys", "Python"],
 )
-def test_groups_and_their_figures_are_those_of_rows(spark, tmp_path, monkeypatch, window, sent, keys):
+def test_groups_and_their_figures_are_those_of_rows(spark, tmp_path, monkeypatch, window, made, keys):
     before = persistent(spark)
-    grouped, made = LayerQueries.grouped, list[object]()
-    monkeypatch.setattr(LayerQueries, "grouped", lambda *a, **kw: made.append(grouped(*a, **kw)) or made[-1])
-    on_groups = Story(spark, tmp_path / "groups", window, sent=sent, keys=keys)
+    grouped, plans = LayerQueries.grouped, list[object]()
+    monkeypatch.setattr(LayerQueries, "grouped", lambda *a, **kw: plans.append(grouped(*a, **kw)) or plans[-1])
+    on_groups = Story(spark, tmp_path / "groups", window, keys=keys, **made)
     found = on_groups.run()
-    assert len(made) == BATCHES + 1
-    assert None not in made
+    assert len(plans) == BATCHES + 1
+    assert None not in plans
     late = [fact.rows for fact in found[1] if isinstance(fact, RowsLate)]
     assert late[:3] == [4] * 3, "rows without a time alone"
     assert max(late) > 8
     assert [jobs for jobs, _ in on_groups.costs] == [1] * BATCHES
     assert on_groups.costs[-1][1] == 0, "compilations"
     monkeypatch.setattr(LayerQueries, "grouped", lambda *_, **__: None)
-    if not sent:  # so rows are exchanged and then grouped
+    if not made["sent"]:  # so rows are exchanged and then grouped
         monkeypatch.setattr(kept_plans, "is_keepable", lambda _plan: False)
-    assert Story(spark, tmp_path / "rows", window, sent=sent, keys=keys).run() == found
+    assert Story(spark, tmp_path / "rows", window, keys=keys, **made).run() == found
     assert persistent(spark) <= before
 
 

@@ -66,6 +66,8 @@ class PreparedPlan:
 
 
 _KNOWN_PARTITIONING: Final = re.compile(r"SinglePartition\$?|hashpartitioning\([\w#, ]+, \d+\)")
+_FROM_PYTHON: Final = ("MapInArrow", "PythonMapInArrow")
+"""Nodes by which sources read in tasks; the name depends on Spark's version."""
 _EXPRESSION_ID: Final = re.compile(r"#\d+L?")
 
 
@@ -81,8 +83,15 @@ class InputRows:
     """How many rows there are, if the driver sends them to the tasks; ``None`` if tasks read them."""
 
     @cached_property
+    def is_from_python(self) -> bool:
+        """Whether tasks make the rows in Python. Spark can move nothing into that: it may be planned for itself."""
+        return plan_kind(self.plan) in _FROM_PYTHON
+
+    @cached_property
     def partitioning(self) -> str | None:
         """How the rows are partitioned, as text; ``None`` if they are no RDD whose place others can take."""
+        if not self.is_cached and self.is_from_python:
+            return ""
         if self.is_cached or plan_kind(self.plan) != "LogicalRDD":
             return None
         text = str(self.plan.outputPartitioning().toString())

@@ -148,7 +148,7 @@ class KeptPlan:
         self._classes.activate(self._session)
         parts = list(parts_of(plan))
         inputs = [part for part in parts if isinstance(part, InputRows)]
-        rdds = [part.plan.rdd() for part in inputs]
+        rdds = [self._classes.rows_of(part.plan) if part.is_from_python else part.plan.rdd() for part in inputs]
         counted: Callable[[], int] | None = None
         if self._own is not None:
             rdds[0], counted = self._own.of(rdds[0])

@@ -176,6 +176,10 @@ class SparkClasses:
         # before Spark 4.2 there was one argument fewer
         return call_either(self.scan, (*arguments, self._none), arguments)
 
+    def rows_of(self, plan: JavaObject) -> JavaObject:
+        """The RDD of the rows of a logical plan, planned for itself."""
+        return java_frame(frame_of_plan(plan, self.spark)).queryExecution().executedPlan().execute()
+
     def over_rows(self, node: JavaObject, rdd: JavaObject) -> JavaObject:
         """A copy of a node of a physical plan with one child, over an RDD of that child's rows."""
         return node.withNewChildren(self.leaves.lists([self.scan_of(node.child().output(), rdd)]))
