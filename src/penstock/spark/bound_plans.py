@@ -83,16 +83,22 @@ class InputRows:
     """How many rows there are, if the driver sends them to the tasks; ``None`` if tasks read them."""
 
     @cached_property
+    def _kind(self) -> str:
+        return plan_kind(self.plan)
+
+    @cached_property
     def is_from_python(self) -> bool:
         """Whether tasks make the rows in Python. Spark can move nothing into that: it may be planned for itself."""
-        return plan_kind(self.plan) in _FROM_PYTHON
+        return self._kind in _FROM_PYTHON
 
     @cached_property
     def partitioning(self) -> str | None:
         """How the rows are partitioned, as text; ``None`` if they are no RDD whose place others can take."""
-        if not self.is_cached and self.is_from_python:
+        if self.is_cached:
+            return None
+        if self.is_from_python:
             return ""
-        if self.is_cached or plan_kind(self.plan) != "LogicalRDD":
+        if self._kind != "LogicalRDD":
             return None
         text = str(self.plan.outputPartitioning().toString())
         return _EXPRESSION_ID.sub("", text) if _KNOWN_PARTITIONING.fullmatch(text) else ""

@@ -58,6 +58,14 @@ class LayerRows(NamedTuple):
     metrics: ObservedMetrics
 
 
+class _RowFigures(NamedTuple):
+    """What observes figures of rows, with those of the step before. ``spec`` is held, since its id is a key."""
+
+    observed: ObservationSpec
+    earlier: EarlierFigures
+    spec: ObservationSpec | None
+
+
 class _GroupPlans(NamedTuple):
     """The plans of groups with figures, and of a layer's rows over them. ``spec`` is held, since its id is a key."""
 
@@ -100,10 +108,7 @@ class LayerQueries:
             nullable(schema), frames.with_timeliness, numbers=3 if frames.window.is_processing else 2
         )
         self._flagged_schema = nullable(self._flagged.schema)
-        # The spec before is held, since its id is a part of the key.
-        self._specs: dict[
-            tuple[WantedFigures, int], tuple[ObservationSpec, EarlierFigures, ObservationSpec | None]
-        ] = {}
+        self._specs: dict[tuple[WantedFigures, int], _RowFigures] = {}
         self._partials: dict[bool, PreparedPlan] = {}
         self._merges: dict[bool, PreparedPlan] = {}
         self._groups: dict[tuple[WantedFigures, int], _GroupPlans] = {}
@@ -130,20 +135,20 @@ class LayerQueries:
                 observations would cost each task twice as much. No other job may run the rows.
         """
         flagged, before = _without_earlier(flagged) if takes_over else (flagged, None)
-        spec, earlier = self._spec(wanted, None if before is None else before.spec)
-        plan, metrics = self._preparer.observe(flagged, spec, bound=None if before is None else before.bound)
-        if before is not None:
-            before.read_from(partial(_found, earlier, before.spec, metrics))
+        if before is None:
+            return self._preparer.observe(flagged, self._row_figures(wanted, None).observed)
+        figures = self._row_figures(wanted, before.spec)
+        plan, metrics = self._preparer.observe(flagged, figures.observed, bound=before.bound)
+        before.read_from(partial(_found, figures.earlier, before.spec, metrics))
         return plan, metrics
 
-    def _spec(self, wanted: WantedFigures, before: ObservationSpec | None) -> tuple[ObservationSpec, EarlierFigures]:
-        if (wanted, id(before)) not in self._specs:
+    def _row_figures(self, wanted: WantedFigures, spec: ObservationSpec | None) -> _RowFigures:
+        if (wanted, id(spec)) not in self._specs:
             _make_room(self._specs)
-            earlier = EarlierFigures({} if before is None else before.sql)
-            spec = self._preparer.observation(self._flagged, self.figures(wanted) | earlier.over_rows())
-            self._specs[wanted, id(before)] = spec, earlier, before
-        spec, earlier, _ = self._specs[wanted, id(before)]
-        return spec, earlier
+            earlier = EarlierFigures({} if spec is None else spec.sql)
+            observed = self._preparer.observation(self._flagged, self.figures(wanted) | earlier.over_rows())
+            self._specs[wanted, id(spec)] = _RowFigures(observed, earlier, spec)
+        return self._specs[wanted, id(spec)]
 
     def figures(self, wanted: WantedFigures) -> dict[str, Column]:
         """The aggregates over flagged rows that are observed, by name."""
