@@ -114,7 +114,8 @@ def test_numbers_and_figures_are_those_of_each_batch_and_nothing_is_compiled(spa
         )
         with counted(spark) as cost:
             frame = preparer.checkpoint(plan)
-        assert (cost.jobs, cost.compilations * (number > 0)) == (1, 0)
+        # the second takes the functions of tasks: its rows are copied for the node that observes them
+        assert (cost.jobs, cost.compilations * (number > 1)) == (1, 0)
         found = [tuple(row) for row in frame.collect()]
         assert {m for _, m in found} == {more}
         assert min(v for v, _ in found) >= least
@@ -122,8 +123,7 @@ def test_numbers_and_figures_are_those_of_each_batch_and_nothing_is_compiled(spa
         free_blocks(frame)
 
 
-def test_functions_of_tasks_stay_though_a_number_of_an_observation_changes(spark, monkeypatch):
-    monkeypatch.setattr(kept_plans, "COPIES", 1)
+def test_functions_of_tasks_stay_though_numbers_change(spark):
     preparer = PlanPreparer(spark)
     prepared = preparer.prepare(
         batch(spark, 0).schema, lambda rows, least: rows.where(f"v >= {variable_literal(least, column='v')}"), numbers=1
@@ -132,8 +132,8 @@ def test_functions_of_tasks_stay_though_a_number_of_an_observation_changes(spark
     spec = observe_sql(
         preparer.editor.frame(prepared.plan), "t", {"n": Figure((f"count(CASE WHEN {is_ahead} THEN 1 END)",))}
     )
-    taken, functions = [], set()
-    for least, bound in ((10, 15), (10, 12), (10, 14), (11, 14), (11, 17)):
+    taken = []
+    for least, bound in ((10, 15), (10, 12), (11, 14), (11, 17)):
         plan = ObservedRows(preparer.bind(prepared, plan_of(batch(spark, 0)), least), spec, bound)
         rows = preparer._kept.kept(plan)
         assert rows is not None
@@ -141,11 +141,72 @@ def test_functions_of_tasks_stay_though_a_number_of_an_observation_changes(spark
         assert plan.metrics.read() == {"n": sum(v > bound for v in range(20) if v % 7)}
         (known,) = preparer._kept._shapes.values()
         assert known.plan is not None
-        assert known.plan._last is not None
-        taken.append(known.plan._last.functions is not None)
-        functions.add(id(known.plan._last.functions))
-    assert taken == [False, True, True, False, True], "taken for the second batch with the same number"
-    assert len(functions) == 3
+        taken.append(known.plan._functions)
+    assert taken[0] is None
+    assert taken[1] is not None
+    assert set(taken[1:]) == {taken[1]}
+
+
+def least_of(rows: DataFrame, least: int) -> DataFrame:
+    """The rows from a number on, in groups, with the number in the aggregates as well."""
+    literal = variable_literal(least, column="v")
+    kept = rows.where(f"v >= {literal}").groupBy("k")
+    return kept.agg(F.expr(f"sum(v - {literal})").alias("above"), F.expr(f"min({literal})").alias("least"))
+
+
+def table_of(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.createDataFrame([("a", 1), ("b", 2)], "k STRING, c BIGINT")
+
+
+NUMBERED: dict[str, tuple[bool, dict[str, str], Callable[[DataFrame, int], DataFrame]]] = {
+    "an exchange": (True, {}, least_of),
+    "a table that all tasks have": (
+        True,
+        {},
+        lambda rows, least: least_of(rows, least).join(F.broadcast(table_of(rows)), "k"),
+    ),
+    "a table that is exchanged": (
+        False,
+        {"spark.sql.autoBroadcastJoinThreshold": "-1"},
+        lambda rows, least: least_of(rows, least).join(table_of(rows), "k"),
+    ),
+    "an expression that tasks evaluate": (
+        False,
+        {},
+        lambda rows, least: rows.selectExpr(
+            f"zip_with(array(v), array(1L), (x, y) -> x - y - {variable_literal(least, column='v')}) AS f"
+        ),
+    ),
+    "a list of values": (
+        False,
+        {},
+        lambda rows, least: rows.groupBy("k").agg(
+            F.expr(f"sort_array(collect_list(v - {variable_literal(least, column='v')}))").alias("list")
+        ),
+    ),
+    "methods that are too long to be run as generated": (False, {"spark.sql.codegen.hugeMethodLimit": "1"}, least_of),
+    "no generated code": (False, {"spark.sql.codegen.wholeStage": "false"}, least_of),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERED)
+def test_each_batch_has_its_numbers_whether_its_tasks_are_functions_or_copies(spark, case):
+    is_taken, settings, build = NUMBERED[case]
+    session = spark.newSession()
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    preparer = PlanPreparer(session)
+    prepared = preparer.prepare(batch(session, 0).schema, build, numbers=1)
+    frames = [batch(session, number, parts=2) for number in range(4)]
+    for number, least in enumerate((3, 107, 201, 310)):
+        rows = preparer._kept.kept(preparer.bind(prepared, plan_of(frames[number]), least))
+        assert rows is not None
+        assert sorted(map(repr, rows.frame().collect())) == sorted(map(repr, build(frames[number], least).collect()))
+    (known,) = preparer._kept._shapes.values()
+    assert known.plan is not None
+    assert (known.plan._functions is not None) is is_taken
+    for frame in frames:
+        free_blocks(frame)
 
 
 def test_what_is_known_of_the_first_batch_alone_is_not_in_the_plan(spark):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from penstock.errors import assert_never
 from penstock.spark.blocks import function_of
@@ -12,18 +12,24 @@ from penstock.spark.plans import plan_kind, scala_items
 
 if TYPE_CHECKING:
     from penstock.spark.blocks import JavaObject
-    from penstock.spark.kept_rows import SparkClasses
+    from penstock.spark.kept_rows import Exchange, GeneratedCode, SparkClasses
 
 # To execute a copy of a physical plan, Spark writes the text of its code anew, to find that it has compiled it before:
-# most of what a small batch costs the driver. A narrow stage is a function from a partition's rows to rows, with
-# nothing of a batch in it. So the functions are taken from the RDDs that the plan makes over leaves without rows.
+# most of what a small batch costs the driver. But generated code is a text and the objects that it refers to, and all
+# that is a batch's are its input rows and its numbers, which are arrays among those objects. So both are taken once, by
+# leaves without rows and placeholders for numbers, and a batch puts in its own.
 #
-# A node that observes figures has an accumulator of its own in its function, and may have a number of the batch, as the
-# time after which a clock must be wrong. So it is copied for each batch, over the rows that the functions below give. A
-# plan with an exchange, or other RDDs than these, is copied as a whole.
+# Nodes without generated code are functions from a partition's rows to rows, taken from the RDDs that they make. An
+# exchange is made for each batch. A node that observes figures has an accumulator of its own in its function, so it is
+# copied for each batch, over the rows that the stages below give. A plan with other RDDs, or with a number in another
+# place, is copied as a whole.
 
 METRICS: Final = "CollectMetricsExec"
 """The node that observes figures."""
+_EXCHANGE: Final = "ShuffleExchangeExec"
+_GENERATED: Final = "WholeStageCodegenExec"
+_AGGREGATE: Final = "HashAggregateExec"
+_UNION: Final = "SQLPartitioningAwareUnionRDD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +37,38 @@ class _Input:
     """The input rows of this place."""
 
     place: int
+    sides: tuple[()] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Generated:
+    """What generated code makes of the rows of one or two stages, partition by partition.
+
+    Attributes:
+        code: the code, and the objects that it refers to.
+        arrays: the placeholders of those objects that are arrays of them, by place.
+        sides: the stages.
+    """
+
+    code: GeneratedCode
+    arrays: Mapping[int, tuple[int, ...]]
+    sides: tuple[_Stage, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """What a function of a task makes of the rows below."""
+    """What a function of a task makes of the rows of one or two stages, partition by partition."""
 
     function: JavaObject
-    below: _Stage
+    sides: tuple[_Stage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchanged:
+    """The rows below, exchanged."""
+
+    exchange: Exchange
+    sides: tuple[_Stage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +77,7 @@ class _Observed:
 
     node: JavaObject
     label: str
-    below: _Stage
+    sides: tuple[_Stage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +88,17 @@ class _United:
     sides: tuple[_Stage, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Zipped:
-    """What a function of a task makes of the rows of two stages, partition by partition: a join."""
-
-    function: JavaObject
-    sides: tuple[_Stage, ...]
+_Stage: TypeAlias = _Input | _Generated | _Mapped | _Exchanged | _Observed | _United
 
 
-_Stage: TypeAlias = _Input | _Mapped | _Observed | _United | _Zipped
+class Numbers(Protocol):
+    """The numbers of a batch."""
+
+    def array(self, placeholders: tuple[int, ...]) -> JavaObject:
+        """The array of the numbers that these placeholders stand for."""
+
+    def observing(self, node: JavaObject) -> JavaObject:
+        """A node that observes figures, with numbers in place of placeholders."""
 
 
 class KeptFunctions:
@@ -81,106 +113,165 @@ class KeptFunctions:
         self._classes = classes
         self._stage = stage
 
-    def over(
-        self, inputs: Sequence[JavaObject], numbered: Callable[[JavaObject], JavaObject]
-    ) -> tuple[JavaObject, Mapping[str, JavaObject]]:
+    def over(self, inputs: Sequence[JavaObject], numbers: Numbers) -> tuple[JavaObject, Mapping[str, JavaObject]]:
         """The RDD of a batch, and the nodes that observe it, by label.
 
         Args:
             inputs: the RDDs of its input rows.
-            numbered: returns a node that observes with the numbers of the batch.
+            numbers: its numbers.
         """
         nodes: dict[str, JavaObject] = {}
-        return self._over(self._stage, inputs, numbered, nodes), nodes
+        return self._over(self._stage, inputs, numbers, nodes), nodes
 
     def _over(
-        self,
-        stage: _Stage,
-        inputs: Sequence[JavaObject],
-        numbered: Callable[[JavaObject], JavaObject],
-        nodes: dict[str, JavaObject],
+        self, stage: _Stage, inputs: Sequence[JavaObject], numbers: Numbers, nodes: dict[str, JavaObject]
     ) -> JavaObject:
         classes = self._classes
+        rdds = [self._over(side, inputs, numbers, nodes) for side in stage.sides]
         match stage:
             case _Input(place):
                 return inputs[place]
-            case _Mapped(function, below):
-                return classes.map_rows(self._over(below, inputs, numbered, nodes), function)
-            case _Observed(node, label, below):
-                nodes[label] = numbered(classes.over_rows(node, self._over(below, inputs, numbered, nodes)))
+            case _Generated(code, arrays):
+                return classes.generated_rows(rdds, code, {place: numbers.array(arrays[place]) for place in arrays})
+            case _Mapped(function):
+                return classes.map_rows(rdds, function)
+            case _Exchanged(exchange):
+                return classes.exchanged_rows(rdds[0], exchange)
+            case _Observed(node, label):
+                nodes[label] = numbers.observing(classes.over_rows(node, rdds[0]))
                 return nodes[label].execute()
-            case _United(partitions, sides):
-                return classes.united([self._over(side, inputs, numbered, nodes) for side in sides], partitions)
-            case _Zipped(function, sides):
-                return classes.zipped_rows([self._over(side, inputs, numbered, nodes) for side in sides], function)
+            case _United(partitions):
+                return classes.united(rdds, partitions)
             case _:
                 assert_never(stage)
 
 
 def functions_of(
-    classes: SparkClasses, replaced: Callable[..., JavaObject], plan: JavaObject, scans: Mapping[int, int]
+    classes: SparkClasses,
+    replaced: Callable[..., JavaObject],
+    plan: JavaObject,
+    scans: Mapping[int, int],
+    arrays: Mapping[tuple[int, ...], JavaObject],
 ) -> KeptFunctions | None:
     """The functions of a physical plan's tasks; ``None`` if its RDDs are others than can be made of functions.
 
     Args:
         classes: see ``SparkClasses``.
         replaced: returns a plan with nodes replaced, from the plan and pairs of a node and its replacement.
-        plan: the plan.
+        plan: the plan, with placeholders in place of numbers.
         scans: the places of its input rows, by the id of the RDD that its leaf reads.
+        arrays: the literals with placeholders, by these.
     """
-    stage = _Taking(classes, replaced, scans).stage_of(plan)
-    return None if stage is None else KeptFunctions(classes, stage)
+    taking = _Taking(classes, replaced, scans, arrays)
+    stage = taking.stage_of(plan)
+    # what is sent to all tasks is no stage: input rows there would always be those of the leaf
+    return KeptFunctions(classes, stage) if stage is not None and taking.found == set(scans.values()) else None
 
 
 class _Taking:
-    def __init__(self, classes: SparkClasses, replaced: Callable[..., JavaObject], scans: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        classes: SparkClasses,
+        replaced: Callable[..., JavaObject],
+        scans: Mapping[int, int],
+        arrays: Mapping[tuple[int, ...], JavaObject],
+    ) -> None:
+        self.found: set[int] = set()
         self._classes = classes
         self._replaced = replaced
         self._scans = scans
+        self._literals = list(arrays.values())
+        self._placeholders = {f"[{','.join(map(str, array))}]": array for array in arrays}
 
     def stage_of(self, plan: JavaObject) -> _Stage | None:
         """What a plan is made of."""
-        if plan_kind(plan) == METRICS:
-            below = self.stage_of(plan.child())
-            return None if below is None else _Observed(plan, str(plan.name()), below)
-        known: dict[int, _Stage] = {rdd: _Input(place) for rdd, place in self._scans.items()}
-        projected: dict[int, _Stage] = {}
+        kind = plan_kind(plan)
+        if kind == "InputAdapter":
+            return self.stage_of(plan.child())
+        if kind not in (METRICS, _EXCHANGE):
+            return self._of_tasks(plan)
+        below = self.stage_of(plan.child())
+        if below is None:
+            return None
+        if kind == METRICS:
+            return _Observed(plan, str(plan.name()), (below,))
+        return _Exchanged(self._classes.exchange_like(plan), (below,))
+
+    def _of_tasks(self, plan: JavaObject) -> _Stage | None:
+        """What nodes are made of that are neither observed nor exchanged, down to those that are stages themselves."""
+        stages: dict[int, _Stage] = {}
         pairs: list[JavaObject] = []
-        for node in _observing(plan):
+        for node in _separate(plan):
             below = self.stage_of(node)
             if below is None:
                 return None
-            empty = self._classes.empty_rows(1)
-            projected[empty.id()] = below
-            pairs += node, self._classes.scan_of(node.output(), empty)
-        return self._of_rdd(self._replaced(plan, *pairs).execute(), known, projected)
+            # a union of leaves needs their partitions
+            partitioning = node.outputPartitioning()
+            empty = self._classes.empty_rows(max(1, partitioning.numPartitions()))
+            stages[empty.id()] = below
+            pairs += node, self._classes.scan_of(node.output(), empty, partitioning)
+        above = self._replaced(plan, *pairs)
+        if plan_kind(above) == _GENERATED and (code := self._classes.generated_code(above)) is not None:
+            return self._generated(above, code, stages)
+        return None if self._has_numbers(above) else self._of_rdd(above.execute(), stages)
 
-    def _of_rdd(self, rdd: JavaObject, known: Mapping[int, _Stage], projected: Mapping[int, _Stage]) -> _Stage | None:
-        if rdd.id() in known or rdd.isBarrier() or rdd.getResourceProfile() is not None:
-            return known.get(rdd.id())
-        match plan_kind(rdd):
-            case "MapPartitionsRDD":
-                below = rdd.prev()
-                if below.id() in projected:  # the scan's function, which copies rows that are copies already
-                    return projected[below.id()]
-                stage = self._of_rdd(below, known, projected)
-                return None if stage is None else _Mapped(function_of(rdd), stage)
-            case "SQLPartitioningAwareUnionRDD" | "ZippedPartitionsRDD2" as kind:
-                is_union = kind == "SQLPartitioningAwareUnionRDD"
-                rdds = scala_items(rdd.rdds()) if is_union else (rdd.rdd1(), rdd.rdd2())
-                sides = [self._of_rdd(side, known, projected) for side in rdds]
-                found = tuple(side for side in sides if side is not None)
-                if len(found) < len(sides):
-                    return None
-                return _United(rdd.getNumPartitions(), found) if is_union else _Zipped(function_of(rdd), found)
-            case _:
+    def _generated(self, plan: JavaObject, code: GeneratedCode, stages: Mapping[int, _Stage]) -> _Stage | None:
+        arrays: dict[int, tuple[int, ...]] = {}
+        for place, constant in enumerate(code.constants):
+            kind = plan_kind(constant)
+            if kind == "GenericArrayData" and (placeholders := self._placeholders.get(str(constant.toString()))):
+                arrays[place] = placeholders
+            elif kind != _AGGREGATE and self._has_numbers(constant):
+                # a node or an expression that tasks evaluate; an aggregation is asked about its buffers alone
                 return None
+        sides = self._of_rdds(scala_items(plan.child().inputRDDs()), stages)
+        return None if sides is None else _Generated(code, arrays, sides)
+
+    def _of_rdds(self, rdds: Iterable[JavaObject], stages: Mapping[int, _Stage]) -> tuple[_Stage, ...] | None:
+        found = [self._of_rdd(rdd, stages) for rdd in rdds]
+        sides = tuple(side for side in found if side is not None)
+        return sides if len(sides) == len(found) else None
+
+    def _of_rdd(self, rdd: JavaObject, stages: Mapping[int, _Stage]) -> _Stage | None:
+        if rdd.id() in self._scans:
+            self.found.add(self._scans[rdd.id()])
+            return _Input(self._scans[rdd.id()])
+        kind, below = plan_kind(rdd), list(_rdds_below(rdd))
+        if not below or rdd.isBarrier() or rdd.getResourceProfile() is not None:
+            return None
+        if below[0].id() in stages:  # the function of a scan, which copies rows that are copies already
+            return stages[below[0].id()]
+        sides = self._of_rdds(below, stages)
+        if sides is None:
+            return None
+        return _United(rdd.getNumPartitions(), sides) if kind == _UNION else _Mapped(function_of(rdd), sides)
+
+    def _has_numbers(self, constant: JavaObject) -> bool:
+        """Whether an object is a node of a plan or an expression, and it or one below it has a placeholder."""
+        is_plan = self._classes.is_plan(constant)
+        if not self._literals or not (is_plan or self._classes.is_expression(constant)):
+            return False
+        other = self._classes.array([0])
+        pairs = [each for literal in self._literals for each in (literal, other)]
+        return not self._replaced(constant, *pairs, in_expressions=is_plan).fastEquals(constant)
 
 
-def _observing(plan: JavaObject) -> Iterator[JavaObject]:
-    """The nodes below a plan that observe figures, without those below them."""
+def _separate(plan: JavaObject) -> Iterator[JavaObject]:
+    """The nodes below a plan that make stages of their own, without those below them."""
     for child in scala_items(plan.children()):
-        if plan_kind(child) == METRICS:
+        kind = plan_kind(child)
+        if kind in (METRICS, _EXCHANGE, _GENERATED):
             yield child
-        else:
-            yield from _observing(child)
+        elif kind != "BroadcastExchangeExec":  # what is sent to all tasks stays as it is
+            yield from _separate(child)
+
+
+def _rdds_below(rdd: JavaObject) -> Iterator[JavaObject]:
+    """The RDDs that one is made of; none if a function of a task does not make it."""
+    match plan_kind(rdd):
+        case "MapPartitionsRDD":
+            yield rdd.prev()
+        case "ZippedPartitionsRDD2":
+            yield from (rdd.rdd1(), rdd.rdd2())
+        case kind if kind == _UNION:
+            yield from scala_items(rdd.rdds())

@@ -50,8 +50,8 @@ log: Final = logging.getLogger("penstock")
 
 _PLACEHOLDERS: Final = range(FIRST_PLACEHOLDER + MAX_NUMBERS, FIRST_PLACEHOLDER + 800)
 """Numbers in the place of a plan's numbers, in order."""
-COPIES: Final = 3
-"""Batches with the same numbers that get copies, before the functions of tasks are taken: that costs more."""
+COPIES: Final = 1
+"""Batches that get copies, before the functions of tasks are taken: that costs more than a copy."""
 _PLACEHOLDER: Final = re.compile(rf"(?<!\d){str(FIRST_PLACEHOLDER)[:-4]}\d{{4}}(?!\d)")
 _OBSERVING: Final = "CollectMetrics"
 """The node of a logical plan that observes figures."""
@@ -68,24 +68,11 @@ class _Scan:
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """A literal with placeholders, and whether only nodes that observe have it."""
+    """A literal with placeholders, and whether a node that observes has it."""
 
     literal: JavaObject
-    values: tuple[int, ...]
+    placeholders: tuple[int, ...]
     is_observed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbered:
-    """A plan with the numbers that others than observing nodes have, and how many batches it has been copied for.
-
-    After ``COPIES`` it has the functions of its tasks, if they can be taken.
-    """
-
-    numbers: tuple[int, ...]
-    plan: JavaObject
-    copies: int = 1
-    functions: KeptFunctions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +82,7 @@ class _PlanTemplate:
     Attributes:
         plan: the physical plan.
         scans: its leaves.
-        arrays: the literals that have placeholders, and whether only nodes that observe have them.
+        arrays: the literals that have placeholders, and whether a node that observes has them.
         labels: of the observed parts, in the order of ``parts_of``.
         partitioning: of its rows.
     """
@@ -131,17 +118,16 @@ class KeptPlan:
         self._plan = template.plan
         self._scans = template.scans
         self._arrays = [
-            _Array(classes.constant_array(values), values, is_observed)
-            for values, is_observed in template.arrays.items()
+            _Array(classes.constant_array(placeholders), placeholders, is_observed)
+            for placeholders, is_observed in template.arrays.items()
         ]
-        fixed = {value for array in self._arrays if not array.is_observed for value in array.values}
-        self._fixed = sorted(value - _PLACEHOLDERS.start for value in fixed if value in _PLACEHOLDERS)
         self._labels = template.labels
         self._own = own
         self._session = session
         self._columns, self._partitioning = classes.leaves.nullable(template.plan.output(), template.partitioning)
         self._figures = _metrics_of(template.plan, template.labels)
-        self._last: _Numbered | None = None
+        self._copies = 0
+        self._functions: KeptFunctions | None = None
 
     def bind(self, plan: BoundPlan) -> PlannedRows:
         """The rows of a batch. Its figures are read from nodes of its own."""
@@ -164,14 +150,17 @@ class KeptPlan:
         self, numbers: tuple[int, ...], rdds: Sequence[JavaObject]
     ) -> tuple[JavaObject, Mapping[str, JavaObject]]:
         """The RDD of a batch, and the nodes that observe it, by label."""
-        numbered = self._numbered(numbers)
-        if numbered.functions is not None:
-            return numbered.functions.over(rdds, partial(self._with_numbers, numbers, of_observed=True))
-        copy = self._over(self._with_numbers(numbers, numbered.plan, of_observed=True), dict(enumerate(rdds)))
+        if self._copies == COPIES:
+            self._functions = self._functions_of_tasks()
+        self._copies += 1
+        mine = _BatchNumbers(self._classes, self._replaced, self._arrays, numbers)
+        if self._functions is not None:
+            return self._functions.over(rdds, mine)
+        copy = self._over(mine.put_into(self._plan), dict(enumerate(rdds)))
         nodes = {label: copy.p(number) for label, number in self._figures.items()}
         return copy.execute(), nodes
 
-    def _functions(self, plan: JavaObject) -> KeptFunctions | None:
+    def _functions_of_tasks(self) -> KeptFunctions | None:
         """The functions of the plan's tasks, taken over leaves without rows."""
         # a union of leaves needs their partitions
         rdds = {
@@ -179,7 +168,8 @@ class KeptPlan:
             for scan in self._scans
         }
         places = {rdd.id(): place for place, rdd in rdds.items()}
-        return functions_of(self._classes, self._replaced, self._over(plan, rdds), places)
+        literals = {array.placeholders: array.literal for array in self._arrays}
+        return functions_of(self._classes, self._replaced, self._over(self._plan, rdds), places, literals)
 
     def _over(self, plan: JavaObject, rdds: Mapping[int, JavaObject]) -> JavaObject:
         """The plan over other input rows, given by their places."""
@@ -191,32 +181,59 @@ class KeptPlan:
         columns, _, *others = scan.arguments
         return self._classes.scan(columns, rdd, *others)
 
-    def _replaced(self, plan: JavaObject, *pairs: JavaObject) -> JavaObject:
-        for some in _in_groups(pairs):
-            plan = plan.transformUp(self._replacement(*some))
+    def _replaced(self, plan: JavaObject, *pairs: JavaObject, in_expressions: bool = False) -> JavaObject:
+        """The plan with nodes replaced, or expressions."""
+        size = 2 * MAX_REPLACEMENTS
+        for first in range(0, len(pairs), size):
+            replacement = self._replacement(*pairs[first : first + size])
+            plan = plan.transformAllExpressions(replacement) if in_expressions else plan.transformUp(replacement)
         return plan
 
-    def _numbered(self, numbers: tuple[int, ...]) -> _Numbered:
-        """The plan with its numbers; the last one is kept, since most batches have the numbers of the one before."""
-        last, fixed = self._last, tuple(numbers[place] for place in self._fixed)
-        if last is not None and last.numbers == fixed:
-            if last.copies <= COPIES:
-                functions = self._functions(last.plan) if last.copies == COPIES else None
-                self._last = last = _Numbered(fixed, last.plan, last.copies + 1, functions)
-            return last
-        self._last = _Numbered(fixed, self._with_numbers(numbers, self._plan, of_observed=False))
-        return self._last
 
-    def _with_numbers(self, numbers: tuple[int, ...], plan: JavaObject, *, of_observed: bool) -> JavaObject:
-        """A plan with numbers in place of placeholders: those that only observing nodes have, or all others."""
-        pairs = (
-            (array.literal, self._classes.array([_number(value, numbers) for value in array.values]))
-            for array in self._arrays
-            if array.is_observed is of_observed
-        )
-        for some in _in_groups(list(itertools.chain(*pairs))):
-            plan = plan.transformAllExpressions(self._replacement(*some))
-        return plan
+class _BatchNumbers:
+    """The numbers of a batch, in place of the placeholders of a plan.
+
+    Args:
+        classes: see ``SparkClasses``.
+        replaced: see ``KeptPlan``.
+        arrays: the literals with placeholders.
+        numbers: the numbers that these stand for, in order.
+    """
+
+    def __init__(
+        self,
+        classes: SparkClasses,
+        replaced: Callable[..., JavaObject],
+        arrays: Sequence[_Array],
+        numbers: tuple[int, ...],
+    ) -> None:
+        self._classes = classes
+        self._replaced = replaced
+        self._arrays = arrays
+        self._numbers = numbers
+        self._made: dict[tuple[int, ...], JavaObject] = {}
+
+    def array(self, placeholders: tuple[int, ...]) -> JavaObject:
+        """The array of the numbers that these placeholders stand for."""
+        if placeholders not in self._made:
+            self._made[placeholders] = self._classes.array_data([self._number(value) for value in placeholders])
+        return self._made[placeholders]
+
+    def observing(self, node: JavaObject) -> JavaObject:
+        """A node that observes figures, with its numbers."""
+        return self._put(node, [array for array in self._arrays if array.is_observed])
+
+    def put_into(self, plan: JavaObject) -> JavaObject:
+        """A plan with its numbers."""
+        return self._put(plan, self._arrays)
+
+    def _put(self, plan: JavaObject, arrays: Sequence[_Array]) -> JavaObject:
+        pairs = ((each.literal, self._classes.array_of(self.array(each.placeholders))) for each in arrays)
+        return self._replaced(plan, *itertools.chain(*pairs), in_expressions=True)
+
+    def _number(self, value: int) -> int:
+        """What takes the place of a value in the kept plan: itself, or the number that it is the placeholder of."""
+        return self._numbers[value - _PLACEHOLDERS.start] if value in _PLACEHOLDERS else value
 
 
 def numbers_of(parts: Sequence[BoundPlan]) -> tuple[int, ...]:
@@ -228,16 +245,6 @@ def numbers_of(parts: Sequence[BoundPlan]) -> tuple[int, ...]:
         elif isinstance(part, ObservedRows) and part.bound is not None:
             found.append(part.bound)
     return tuple(found)
-
-
-def _number(value: int, numbers: Sequence[int]) -> int:
-    """What takes the place of a value in the kept plan: itself, or the number that it is the placeholder of."""
-    return numbers[value - _PLACEHOLDERS.start] if value in _PLACEHOLDERS else value
-
-
-def _in_groups(pairs: Sequence[JavaObject]) -> Iterator[Sequence[JavaObject]]:
-    size = 2 * MAX_REPLACEMENTS
-    return (pairs[first : first + size] for first in range(0, len(pairs), size))
 
 
 def _one_partitioning(plan: JavaObject) -> JavaObject:
@@ -521,7 +528,7 @@ def _identities(plan: BoundPlan) -> Iterator[object]:
 def _arrays_of(optimized: str | None, analysed: str) -> dict[tuple[int, ...], bool] | None:
     """The array literals with placeholders in an optimised plan; ``None`` if a placeholder is elsewhere, or was lost.
 
-    The value says whether only nodes that observe have the literal.
+    The value says whether a node that observes has the literal.
 
     A number elsewhere would be a part of generated code, and one that is lost may have decided something.
 
@@ -539,7 +546,7 @@ def _arrays_of(optimized: str | None, analysed: str) -> dict[tuple[int, ...], bo
     found: dict[tuple[int, ...], bool] = {}
     for node, values in literals:
         if any(value in _PLACEHOLDERS for value in values):
-            found[values] = found.get(values, True) and node == _OBSERVING
+            found[values] = found.get(values, False) or node == _OBSERVING
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -51,6 +51,11 @@ INTERNALS: Final = {
     "equal": "org.apache.spark.sql.catalyst.expressions.EqualTo",
     "task_number": "org.apache.spark.sql.catalyst.expressions.SparkPartitionID",
     "stage": "org.apache.spark.sql.execution.WholeStageCodegenExec",
+    "evaluator": "org.apache.spark.sql.execution.WholeStageCodegenEvaluatorFactory",
+    "shuffled": "org.apache.spark.sql.execution.ShuffledRowRDD",
+    "row_serializer": "org.apache.spark.sql.execution.UnsafeRowSerializer",
+    "arrays": "java.util.Arrays",
+    "right": "scala.util.Right",
 }
 """Classes that kept plans need, by the attribute of ``SparkClasses`` that has them."""
 
@@ -60,6 +65,32 @@ MANY_GROUPS: Final = {
     "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "18",
 }
 """Settings for aggregations of many rows: Spark's fast hash map, with room for many groups, also after an exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedCode:
+    """The code of a stage, the metric of its time, and the objects that the code refers to by their places."""
+
+    code: JavaObject
+    metric: JavaObject
+    constants: Sequence[JavaObject]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What exchanges rows.
+
+    Attributes:
+        columns: of the rows.
+        partitioning: that it gives them.
+        serializer: of the rows.
+        metrics: of what it writes and reads, which nobody reads.
+    """
+
+    columns: JavaObject
+    partitioning: JavaObject
+    serializer: JavaObject
+    metrics: JavaObject
 
 
 def missing_class(spark: SparkSession) -> str | None:
@@ -97,6 +128,12 @@ class SparkClasses:
         self.offset = int(self.platform.BYTE_ARRAY_OFFSET)
         self.keeps_one_copy = RowKeeper.keeps_one_copy(spark)
         self.no_partitions = self.unknown(0)
+        exchanges = scala_object(jvm, "org.apache.spark.sql.execution.exchange.ShuffleExchangeExec")
+        self._send = exchanges.prepareShuffleDependency
+        self._compile = scala_object(jvm, "org.apache.spark.sql.catalyst.expressions.codegen.CodeGenerator").compile
+        self._any_tag = tags.Any()
+        self._is_plan = of("org.apache.spark.sql.execution.SparkPlan").isInstance
+        self._is_expression = of("org.apache.spark.sql.catalyst.expressions.Expression").isInstance
         self._none = scala_object(jvm, "scala.None")
         context = spark.sparkContext
         if context not in _copying:
@@ -123,12 +160,20 @@ class SparkClasses:
 
     def array(self, values: Sequence[int]) -> JavaObject:
         """A literal of an array of BIGINT."""
+        return self.array_of(self.array_data(values))
+
+    def array_of(self, data: JavaObject) -> JavaObject:
+        """A literal of an array of BIGINT, as ``array_data`` makes it."""
+        return self.literal(data, self.longs)
+
+    def array_data(self, values: Sequence[int]) -> JavaObject:
+        """An array of BIGINT, as Spark has it."""
         # the layout of UnsafeArrayData: its size, a bit for each NULL in words of 8 bytes, the values
         size, words = len(values), -(-len(values) // 64)
         content = struct.pack(f"={1 + words + size}q", size, *[0] * words, *values)
         data = self.long_array()
         data.pointTo(content, self.offset, len(content))
-        return self.literal(data, self.longs)
+        return data
 
     def constant_array(self, values: Sequence[int]) -> JavaObject:
         """A literal equal to the one that Spark's optimiser makes of constants, so that it finds that one in a plan."""
@@ -152,27 +197,87 @@ class SparkClasses:
         """An RDD each of whose partitions has the rows of that partition of each of ``rdds``."""
         return self.side_by_side(self.context, self.leaves.lists(rdds), partitions, self.row_tag)
 
-    def map_rows(self, rdd: JavaObject, function: JavaObject) -> JavaObject:
-        """An RDD of what a function of a task makes of the rows of another."""
+    def map_rows(self, rdds: Sequence[JavaObject], function: JavaObject) -> JavaObject:
+        """An RDD of what a function of a task makes of the rows of one or two others, partition by partition."""
+        if len(rdds) > 1:
+            return self.zipped(self.context, function, *rdds, False, *[self.row_tag] * 3)
         tags = (self.row_tag, self.row_tag)
         # before Spark 4.2 there was one argument fewer
         return call_either(
             self.mapped,
-            (rdd, function, False, False, False, False, *tags),
-            (rdd, function, False, False, False, *tags),
+            (rdds[0], function, False, False, False, False, *tags),
+            (rdds[0], function, False, False, False, *tags),
         )
 
-    def zipped_rows(self, rdds: Sequence[JavaObject], function: JavaObject) -> JavaObject:
-        """An RDD of what a function of a task makes of the rows of a partition of two others."""
-        return self.zipped(self.context, function, *rdds, False, *[self.row_tag] * 3)
+    def generated_code(self, stage: JavaObject) -> GeneratedCode | None:
+        """The code of a stage; ``None`` if Spark cannot compile it, or would not run it, since a method is too long."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        context, code = _pair(stage.doCodeGen())
+        try:
+            _, statistics = _pair(self._compile(code))
+        except Py4JJavaError:
+            return None
+        if statistics.maxMethodCodeSize() > stage.conf().hugeMethodLimit():
+            return None
+        constants = context.references().toArray(self._any_tag)
+        return GeneratedCode(code, stage.longMetric("pipelineTime"), constants)
+
+    def is_plan(self, value: JavaObject) -> bool:
+        """Whether an object is a node of a physical plan."""
+        return bool(self._is_plan(value))
+
+    def is_expression(self, value: JavaObject) -> bool:
+        """Whether an object is an expression."""
+        return bool(self._is_expression(value))
+
+    def generated_rows(
+        self, rdds: Sequence[JavaObject], code: GeneratedCode, others: Mapping[int, JavaObject]
+    ) -> JavaObject:
+        """An RDD of what generated code makes of the rows of one or two others.
+
+        Args:
+            rdds: the others.
+            code: the code.
+            others: objects that it is to refer to in place of its own.
+        """
+        constants = code.constants
+        if others:
+            constants = self.arrays.copyOf(constants, len(constants))
+            for place, constant in others.items():
+                constants[place] = constant
+        # before Spark 4.3 it took the code alone, which may be a broadcast now
+        made = call_either(
+            self.evaluator, (self.right(code.code), code.metric, constants), (code.code, code.metric, constants)
+        )
+        if len(rdds) == 1:
+            return rdds[0].mapPartitionsWithEvaluator(made, self.row_tag)
+        return rdds[0].zipPartitionsWithEvaluator(rdds[1], made, self.row_tag)
+
+    def exchange_like(self, node: JavaObject) -> Exchange:
+        """What exchanges rows as a node of a physical plan does."""
+        columns = node.child().output()
+        return Exchange(
+            columns=columns,
+            partitioning=node.outputPartitioning(),
+            serializer=self.row_serializer(columns.size(), node.longMetric("dataSize")),
+            metrics=node.metrics(),
+        )
+
+    def exchanged_rows(self, rdd: JavaObject, exchange: Exchange) -> JavaObject:
+        """An RDD of the rows of another, exchanged."""
+        arguments = (rdd, exchange.columns, exchange.partitioning, exchange.serializer, exchange.metrics)
+        # Spark 4.3 added an argument: whether the reading stage begins before the writing one has ended
+        return self.shuffled(call_either(self._send, (*arguments, False), arguments), exchange.metrics)
 
     def empty_rows(self, partitions: int) -> JavaObject:
         """An RDD without a row."""
         return self.context.parallelize(self.leaves.lists.nil, partitions, self.row_tag)
 
-    def scan_of(self, columns: JavaObject, rdd: JavaObject) -> JavaObject:
+    def scan_of(self, columns: JavaObject, rdd: JavaObject, partitioning: JavaObject = None) -> JavaObject:
         """A leaf of a physical plan over an RDD of rows with these columns."""
-        arguments = (columns, rdd, "rows", self.unknown(rdd.getNumPartitions()), self.leaves.lists.nil)
+        known = self.unknown(rdd.getNumPartitions()) if partitioning is None else partitioning
+        arguments = (columns, rdd, "rows", known, self.leaves.lists.nil)
         # before Spark 4.2 there was one argument fewer
         return call_either(self.scan, (*arguments, self._none), arguments)
 
@@ -183,6 +288,10 @@ class SparkClasses:
     def over_rows(self, node: JavaObject, rdd: JavaObject) -> JavaObject:
         """A copy of a node of a physical plan with one child, over an RDD of that child's rows."""
         return node.withNewChildren(self.leaves.lists([self.scan_of(node.child().output(), rdd)]))
+
+
+def _pair(made: JavaObject) -> tuple[JavaObject, JavaObject]:
+    return made.productElement(0), made.productElement(1)
 
 
 _copying: WeakKeyDictionary[SparkContext, JavaObject] = WeakKeyDictionary()
@@ -237,7 +346,7 @@ class KeptRows:
 
     def __init__(self, rows: PlannedRows) -> None:
         classes = rows.classes
-        self._rdd = classes.map_rows(rows.rdd, classes.copy)
+        self._rdd = classes.map_rows([rows.rdd], classes.copy)
         self._rdd.localCheckpoint()
         self._classes = classes
         leaf = classes.leaves.make(rows.columns, self._rdd, rows.partitioning)

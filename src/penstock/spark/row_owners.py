@@ -90,7 +90,7 @@ class OwnRows:
         it has cached its rows finds them, and observes nothing. One batch at a time may be run.
         """
         before = int(self._passed.value())
-        own = self._classes.map_rows(self._classes.copied(rows, self._tasks), self._function)
+        own = self._classes.map_rows([self._classes.copied(rows, self._tasks)], self._function)
         return own, lambda: int(self._passed.value()) - before
 
 
