@@ -67,7 +67,6 @@ def main(*, is_kept: bool, fails: bool, is_sent: bool) -> None:
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    kept_plans.COPIES = 1  # so the second batch with the same numbers runs by functions
     if is_kept:  # old rows of keys that a batch does not have are left out, however few there are
         results.MANY_OLD_ROWS, results.OLD_PER_NEW = 1, 0
     else:

@@ -155,7 +155,12 @@ def least_of(rows: DataFrame, least: int) -> DataFrame:
 
 
 def table_of(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.createDataFrame([("a", 1), ("b", 2)], "k STRING, c BIGINT")
+    return rows.sparkSession.createDataFrame([("a", 1, 5), ("b", 2, 205)], "k STRING, c BIGINT, v BIGINT")
+
+
+def minus(least: int) -> str:
+    """Values in an expression for which Spark generates no code."""
+    return f"zip_with(array(v), array(1L), (x, y) -> x - y - {variable_literal(least, column='v')})"
 
 
 NUMBERED: dict[str, tuple[bool, dict[str, str], Callable[[DataFrame, int], DataFrame]]] = {
@@ -165,17 +170,43 @@ NUMBERED: dict[str, tuple[bool, dict[str, str], Callable[[DataFrame, int], DataF
         {},
         lambda rows, least: least_of(rows, least).join(F.broadcast(table_of(rows)), "k"),
     ),
+    "a table that all tasks have, cut by the number": (
+        False,
+        {},
+        lambda rows, least: rows.where(f"v >= {variable_literal(least, column='v')}").join(
+            F.broadcast(table_of(rows).drop("k")), "v"
+        ),
+    ),
     "a table that is exchanged": (
         False,
         {"spark.sql.autoBroadcastJoinThreshold": "-1"},
         lambda rows, least: least_of(rows, least).join(table_of(rows), "k"),
     ),
-    "an expression that tasks evaluate": (
+    "a table whose rows are kept, exchanged": (
+        False,
+        {"spark.sql.autoBroadcastJoinThreshold": "-1"},
+        lambda rows, least: least_of(rows, least).join(table_of(rows).localCheckpoint(), "k"),
+    ),
+    "bytes": (
+        True,
+        {},
+        lambda rows, least: rows.where(f"v >= {variable_literal(least, column='v')}").selectExpr(
+            "coalesce(CAST(k AS BINARY), X'00') AS b"
+        ),
+    ),
+    "an expression without generated code": (False, {}, lambda rows, least: rows.selectExpr(f"{minus(least)} AS f")),
+    "an expression without generated code, below generated code": (
         False,
         {},
-        lambda rows, least: rows.selectExpr(
-            f"zip_with(array(v), array(1L), (x, y) -> x - y - {variable_literal(least, column='v')}) AS f"
+        lambda rows, least: (
+            rows.selectExpr("k", f"explode({minus(least)}) AS f").groupBy("k").agg(F.sum("f").alias("f"))
         ),
+    ),
+    "more columns than code is generated for": (False, {"spark.sql.codegen.maxFields": "3"}, least_of),
+    "an exchange by the number": (
+        False,
+        {},
+        lambda rows, least: rows.repartition(3, F.expr(f"v > {variable_literal(least, column='v')}")),
     ),
     "a list of values": (
         False,

@@ -14,7 +14,6 @@ from penstock.operators.windows import results
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import global_window, session, sliding, tumbling
 from penstock.operators.windows.emit_strategy import EmitStrategy
-from penstock.spark import kept_plans
 from penstock.spark.prepared_plans import PlanPreparer
 from window_harness import Rig, counted, persistent
 
@@ -114,7 +113,6 @@ def both_ways(
     merged, _, _ = run(spark, folder / "merged", step)
     monkeypatch.setattr(results, "MANY_OLD_ROWS", 1)
     monkeypatch.setattr(results, "OLD_PER_NEW", 0)
-    monkeypatch.setattr(kept_plans, "COPIES", 1)  # so functions of tasks are taken for the second batch
     seen = Seen(monkeypatch)
     matched, jobs, compiled = run(spark, folder / "matched", step)
     assert matched == merged

@@ -14,7 +14,6 @@ from penstock.operators import aggregates as agg
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
 from penstock.operators.windows.emit_strategy import EmitStrategy
-from penstock.spark import kept_plans
 from penstock.spark.arrow import ArrowSender, arrow_schema
 from penstock.spark.blocks import free_blocks
 from penstock.spark.bound_plans import BoundPlan, note_sent, plan_of
@@ -119,7 +118,6 @@ KEYS = {
 @pytest.mark.parametrize("keys", KEYS)
 @pytest.mark.parametrize("partitions", [2, 5])
 def test_each_row_has_one_owner_where_an_exchange_would_bring_it(spark, monkeypatch, partitions, keys):
-    monkeypatch.setattr(kept_plans, "COPIES", 1)
     placed = Placed(spark, KEYS[keys], lambda rows: rows.where("n <> 13"), partitions)
     for number, may_copy in enumerate((True, True, False)):  # a copy of the plan, its functions, with an exchange
         plan, placement, metrics = placed.plan(sent(spark, 90 + number), may_copy=may_copy)

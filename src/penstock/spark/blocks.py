@@ -27,6 +27,13 @@ JavaObject: TypeAlias = Any
 """An object in the JVM."""
 
 
+def is_java_object(value: object) -> bool:
+    """Whether a value is an object in the JVM, and not a Python value that py4j has made of one."""
+    from py4j.java_gateway import JavaObject as Reference  # type: ignore[import-untyped]
+
+    return isinstance(value, Reference)
+
+
 def scala_object(jvm: JavaObject, name: str) -> JavaObject:
     """The Scala ``object`` with this full name."""
     return getattr(getattr(jvm, f"{name}$"), "MODULE$")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from penstock.errors import assert_never
-from penstock.spark.blocks import function_of
+from penstock.spark.blocks import function_of, is_java_object
+from penstock.spark.bound_plans import FIRST_PLACEHOLDER
 from penstock.spark.plans import plan_kind, scala_items
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ METRICS: Final = "CollectMetricsExec"
 _EXCHANGE: Final = "ShuffleExchangeExec"
 _GENERATED: Final = "WholeStageCodegenExec"
 _AGGREGATE: Final = "HashAggregateExec"
+_MAPPED: Final = "MapPartitionsRDD"
 _UNION: Final = "SQLPartitioningAwareUnionRDD"
 
 
@@ -181,13 +183,12 @@ class _Taking:
         self._replaced = replaced
         self._scans = scans
         self._literals = list(arrays.values())
+        self._numbers = {str(number) for array in arrays for number in array if number >= FIRST_PLACEHOLDER}
         self._placeholders = {f"[{','.join(map(str, array))}]": array for array in arrays}
 
     def stage_of(self, plan: JavaObject) -> _Stage | None:
         """What a plan is made of."""
         kind = plan_kind(plan)
-        if kind == "InputAdapter":
-            return self.stage_of(plan.child())
         if kind not in (METRICS, _EXCHANGE):
             return self._of_tasks(plan)
         below = self.stage_of(plan.child())
@@ -195,7 +196,8 @@ class _Taking:
             return None
         if kind == METRICS:
             return _Observed(plan, str(plan.name()), (below,))
-        return _Exchanged(self._classes.exchange_like(plan), (below,))
+        exchange = self._classes.exchange_like(plan)
+        return None if self._has_numbers(exchange.partitioning) else _Exchanged(exchange, (below,))
 
     def _of_tasks(self, plan: JavaObject) -> _Stage | None:
         """What nodes are made of that are neither observed nor exchanged, down to those that are stages themselves."""
@@ -216,13 +218,17 @@ class _Taking:
         return None if self._has_numbers(above) else self._of_rdd(above.execute(), stages)
 
     def _generated(self, plan: JavaObject, code: GeneratedCode, stages: Mapping[int, _Stage]) -> _Stage | None:
+        # Numbers may be nowhere but among the constants: not in the code, not below it, where nothing is generated or
+        # rows are sent to all tasks, and not in a node or an expression that the code calls. An aggregation is called
+        # for its buffers alone.
+        if any(map(self._has_numbers, _inputs_of(plan))) or any(each in code.text for each in self._numbers):
+            return None
         arrays: dict[int, tuple[int, ...]] = {}
         for place, constant in enumerate(code.constants):
-            kind = plan_kind(constant)
+            kind = plan_kind(constant) if is_java_object(constant) else None
             if kind == "GenericArrayData" and (placeholders := self._placeholders.get(str(constant.toString()))):
                 arrays[place] = placeholders
-            elif kind != _AGGREGATE and self._has_numbers(constant):
-                # a node or an expression that tasks evaluate; an aggregation is asked about its buffers alone
+            elif kind not in (None, "SQLMetric", _AGGREGATE) and self._has_numbers(constant):
                 return None
         sides = self._of_rdds(scala_items(plan.child().inputRDDs()), stages)
         return None if sides is None else _Generated(code, arrays, sides)
@@ -239,7 +245,7 @@ class _Taking:
         kind, below = plan_kind(rdd), list(_rdds_below(rdd))
         if not below or rdd.isBarrier() or rdd.getResourceProfile() is not None:
             return None
-        if below[0].id() in stages:  # the function of a scan, which copies rows that are copies already
+        if kind == _MAPPED and below[0].id() in stages:  # a scan's function, which copies rows that are copies already
             return stages[below[0].id()]
         sides = self._of_rdds(below, stages)
         if sides is None:
@@ -266,11 +272,22 @@ def _separate(plan: JavaObject) -> Iterator[JavaObject]:
             yield from _separate(child)
 
 
+def _inputs_of(stage: JavaObject) -> Iterator[JavaObject]:
+    """The nodes whose rows the code of a stage is given."""
+    for child in scala_items(stage.children()):
+        if plan_kind(child) == "InputAdapter":
+            yield child.child()
+        else:
+            yield from _inputs_of(child)
+
+
 def _rdds_below(rdd: JavaObject) -> Iterator[JavaObject]:
-    """The RDDs that one is made of; none if a function of a task does not make it."""
+    """The RDDs that one is made of; none if a function of a task does not make it, or its rows are kept."""
     match plan_kind(rdd):
-        case "MapPartitionsRDD":
-            yield rdd.prev()
+        case kind if kind == _MAPPED:
+            below = rdd.prev()
+            if below is not None:
+                yield below
         case "ZippedPartitionsRDD2":
             yield from (rdd.rdd1(), rdd.rdd2())
         case kind if kind == _UNION:

@@ -39,8 +39,9 @@ from penstock.spark.row_owners import OwnRows, Placement, RowOwners, exchange_of
 log: Final = logging.getLogger("penstock")
 
 # A batch's plan differs from the last one's in its rows and its numbers alone. So Spark's physical plan of a shape is
-# made once, with empty leaves and placeholders for numbers, and each batch gets a copy with its own leaves and numbers.
-# A copy has tasks, shuffles and figures of its own, and generates the same code, so nothing is compiled.
+# made once, with empty leaves and placeholders for numbers, and a batch gets a copy with its own leaves and numbers. A
+# copy has tasks, shuffles and figures of its own, and generates the same code, so nothing is compiled. From the second
+# batch on, the functions of the plan's tasks take the copy's place, if they can be taken: see ``functions_of``.
 #
 # What depends on more than its rows is planned for each batch (``keepable``), and so is everything where this Spark
 # lacks a class: see ``missing_class``.
@@ -50,8 +51,6 @@ log: Final = logging.getLogger("penstock")
 
 _PLACEHOLDERS: Final = range(FIRST_PLACEHOLDER + MAX_NUMBERS, FIRST_PLACEHOLDER + 800)
 """Numbers in the place of a plan's numbers, in order."""
-COPIES: Final = 1
-"""Batches that get copies, before the functions of tasks are taken: that costs more than a copy."""
 _PLACEHOLDER: Final = re.compile(rf"(?<!\d){str(FIRST_PLACEHOLDER)[:-4]}\d{{4}}(?!\d)")
 _OBSERVING: Final = "CollectMetrics"
 """The node of a logical plan that observes figures."""
@@ -95,7 +94,7 @@ class _PlanTemplate:
 
 
 class KeptPlan:
-    """A physical plan, to be copied for each batch.
+    """A physical plan, copied for its first batch; then the functions of its tasks are put over each batch's rows.
 
     Args:
         classes: see ``SparkClasses``.
@@ -126,12 +125,20 @@ class KeptPlan:
         self._session = session
         self._columns, self._partitioning = classes.leaves.nullable(template.plan.output(), template.partitioning)
         self._figures = _metrics_of(template.plan, template.labels)
-        self._copies = 0
+        self._lock = threading.Lock()
+        self._batches = 0
         self._functions: KeptFunctions | None = None
 
     def bind(self, plan: BoundPlan) -> PlannedRows:
         """The rows of a batch. Its figures are read from nodes of its own."""
         self._classes.activate(self._session)
+        try:
+            return self._bound(plan)
+        finally:
+            if self._session is not None:  # what else this thread does is done in the session itself
+                self._classes.activate()
+
+    def _bound(self, plan: BoundPlan) -> PlannedRows:
         parts = list(parts_of(plan))
         inputs = [part for part in parts if isinstance(part, InputRows)]
         rdds = [self._classes.rows_of(part.plan) if part.is_from_python else part.plan.rdd() for part in inputs]
@@ -139,8 +146,6 @@ class KeptPlan:
         if self._own is not None:
             rdds[0], counted = self._own.of(rdds[0])
         rdd, nodes = self._executed(numbers_of(parts), rdds)
-        if self._session is not None:  # what else this thread does is done in the session itself
-            self._classes.activate()
         observed = (part for part in parts if isinstance(part, ObservedRows))
         for part, label in zip(observed, self._labels, strict=True):
             part.read_from(partial(_figures_of, nodes.get(label), part, inputs[0].sent, counted))
@@ -150,15 +155,24 @@ class KeptPlan:
         self, numbers: tuple[int, ...], rdds: Sequence[JavaObject]
     ) -> tuple[JavaObject, Mapping[str, JavaObject]]:
         """The RDD of a batch, and the nodes that observe it, by label."""
-        if self._copies == COPIES:
-            self._functions = self._functions_of_tasks()
-        self._copies += 1
         mine = _BatchNumbers(self._classes, self._replaced, self._arrays, numbers)
-        if self._functions is not None:
-            return self._functions.over(rdds, mine)
+        functions = self._functions_from_the_second_batch_on()
+        if functions is not None:
+            return functions.over(rdds, mine)
         copy = self._over(mine.put_into(self._plan), dict(enumerate(rdds)))
         nodes = {label: copy.p(number) for label, number in self._figures.items()}
         return copy.execute(), nodes
+
+    def _functions_from_the_second_batch_on(self) -> KeptFunctions | None:
+        # to take them costs more than a copy, and a plan may be that of one batch
+        with self._lock:
+            self._batches += 1
+            if self._batches == 2:  # noqa: PLR2004 - the second
+                try:
+                    self._functions = self._functions_of_tasks()
+                except Exception as error:  # whatever this Spark does otherwise, a copy gives the same rows
+                    log.warning("This plan is copied for each batch, since its code cannot be kept: %s", error)
+            return self._functions
 
     def _functions_of_tasks(self) -> KeptFunctions | None:
         """The functions of the plan's tasks, taken over leaves without rows."""

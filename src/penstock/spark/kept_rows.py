@@ -69,9 +69,10 @@ MANY_GROUPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class GeneratedCode:
-    """The code of a stage, the metric of its time, and the objects that the code refers to by their places."""
+    """The code of a stage, its text, the metric of its time, and the objects that it refers to by their places."""
 
     code: JavaObject
+    text: str
     metric: JavaObject
     constants: Sequence[JavaObject]
 
@@ -221,7 +222,7 @@ class SparkClasses:
         if statistics.maxMethodCodeSize() > stage.conf().hugeMethodLimit():
             return None
         constants = context.references().toArray(self._any_tag)
-        return GeneratedCode(code, stage.longMetric("pipelineTime"), constants)
+        return GeneratedCode(code, str(code.body()), stage.longMetric("pipelineTime"), constants)
 
     def is_plan(self, value: JavaObject) -> bool:
         """Whether an object is a node of a physical plan."""
@@ -246,7 +247,7 @@ class SparkClasses:
             constants = self.arrays.copyOf(constants, len(constants))
             for place, constant in others.items():
                 constants[place] = constant
-        # before Spark 4.3 it took the code alone, which may be a broadcast now
+        # earlier releases took the code alone, which may be a broadcast now
         made = call_either(
             self.evaluator, (self.right(code.code), code.metric, constants), (code.code, code.metric, constants)
         )
