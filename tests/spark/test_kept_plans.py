@@ -27,6 +27,7 @@ from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.spark import kept_plans, kept_rows
 from penstock.spark.blocks import free_blocks, with_size_of_blocks
 from penstock.spark.bound_plans import BoundPlan, ObservedRows, PlanBuilder, plan_of
+from penstock.spark.kept_functions import KeptFunctions
 from penstock.spark.kept_plans import KeptPlans
 from penstock.spark.kept_rows import missing_class
 from penstock.spark.plans import AHEAD_BOUND, Figure, observe_sql, plan_kind
@@ -164,65 +165,77 @@ def minus(least: int) -> str:
 
 
 NUMBERED: dict[str, tuple[bool, dict[str, str], Callable[[DataFrame, int], DataFrame]]] = {
-    "an exchange": (True, {}, least_of),
+    "an exchange": (False, {}, least_of),
     "a table that all tasks have": (
-        True,
+        False,
         {},
         lambda rows, least: least_of(rows, least).join(F.broadcast(table_of(rows)), "k"),
     ),
     "a table that all tasks have, cut by the number": (
-        False,
+        True,
         {},
         lambda rows, least: rows.where(f"v >= {variable_literal(least, column='v')}").join(
             F.broadcast(table_of(rows).drop("k")), "v"
         ),
     ),
     "a table that is exchanged": (
-        False,
+        True,
         {"spark.sql.autoBroadcastJoinThreshold": "-1"},
         lambda rows, least: least_of(rows, least).join(table_of(rows), "k"),
     ),
     "a table whose rows are kept, exchanged": (
-        False,
+        True,
         {"spark.sql.autoBroadcastJoinThreshold": "-1"},
         lambda rows, least: least_of(rows, least).join(table_of(rows).localCheckpoint(), "k"),
     ),
     "bytes": (
-        True,
+        False,
         {},
         lambda rows, least: rows.where(f"v >= {variable_literal(least, column='v')}").selectExpr(
             "coalesce(CAST(k AS BINARY), X'00') AS b"
         ),
     ),
-    "an expression without generated code": (False, {}, lambda rows, least: rows.selectExpr(f"{minus(least)} AS f")),
-    "an expression without generated code, below generated code": (
+    "groups that are sorted": (
         False,
+        {},
+        lambda rows, least: (
+            rows.where(f"v >= {variable_literal(least, column='v')}").groupBy("d").agg(F.max("k").alias("k"))
+        ),
+    ),
+    "an expression without generated code": (True, {}, lambda rows, least: rows.selectExpr(f"{minus(least)} AS f")),
+    "an expression without generated code, below generated code": (
+        True,
         {},
         lambda rows, least: (
             rows.selectExpr("k", f"explode({minus(least)}) AS f").groupBy("k").agg(F.sum("f").alias("f"))
         ),
     ),
-    "more columns than code is generated for": (False, {"spark.sql.codegen.maxFields": "3"}, least_of),
+    "more columns than code is generated for": (True, {"spark.sql.codegen.maxFields": "3"}, least_of),
     "an exchange by the number": (
-        False,
+        True,
         {},
         lambda rows, least: rows.repartition(3, F.expr(f"v > {variable_literal(least, column='v')}")),
     ),
     "a list of values": (
-        False,
+        True,
         {},
         lambda rows, least: rows.groupBy("k").agg(
             F.expr(f"sort_array(collect_list(v - {variable_literal(least, column='v')}))").alias("list")
         ),
     ),
-    "methods that are too long to be run as generated": (False, {"spark.sql.codegen.hugeMethodLimit": "1"}, least_of),
-    "no generated code": (False, {"spark.sql.codegen.wholeStage": "false"}, least_of),
+    "methods that are too long to be run as generated": (True, {"spark.sql.codegen.hugeMethodLimit": "1"}, least_of),
+    "no generated code": (True, {"spark.sql.codegen.wholeStage": "false"}, least_of),
 }
 
 
+def kinds(stage: Any) -> set[str]:
+    """Of the stages that a plan's functions are made of."""
+    return {type(stage).__name__.strip("_")}.union(*map(kinds, stage.sides))
+
+
 @pytest.mark.parametrize("case", NUMBERED)
-def test_each_batch_has_its_numbers_whether_its_tasks_are_functions_or_copies(spark, case):
-    is_taken, settings, build = NUMBERED[case]
+def test_each_batch_has_its_numbers_in_functions_and_in_nodes_that_are_copied(spark, case):
+    is_copied, settings, build = NUMBERED[case]
     session = spark.newSession()
     for name, value in settings.items():
         session.conf.set(name, value)
@@ -235,9 +248,29 @@ def test_each_batch_has_its_numbers_whether_its_tasks_are_functions_or_copies(sp
         assert sorted(map(repr, rows.frame().collect())) == sorted(map(repr, build(frames[number], least).collect()))
     (known,) = preparer._kept._shapes.values()
     assert known.plan is not None
-    assert (known.plan._functions is not None) is is_taken
+    assert known.plan._functions is not None
+    assert ("Copied" in kinds(known.plan._functions._stage)) is is_copied
     for frame in frames:
         free_blocks(frame)
+
+
+@pytest.mark.parametrize("fails", ["functions_of", "over"])
+def test_a_plan_is_copied_where_its_functions_cannot_be_taken_or_used(spark, monkeypatch, caplog, fails):
+    def fail(*_: object) -> None:
+        msg = "another Spark"
+        raise AttributeError(msg)
+
+    monkeypatch.setattr(kept_plans if fails == "functions_of" else KeptFunctions, fails, fail)
+    preparer = PlanPreparer(spark)
+    prepared = preparer.prepare(batch(spark, 0).schema, least_of, numbers=1)
+    for number, least in enumerate((3, 107, 201, 310)):
+        plan = preparer.bind(prepared, plan_of(batch(spark, number)), least)
+        rows = preparer._kept.kept(plan)
+        assert rows is not None
+        assert rows_of(rows.frame()) == rows_of(preparer.frame(plan))
+    assert [record.getMessage() for record in caplog.records] == [
+        "The code of a plan cannot be kept, so each batch copies the plan: another Spark"
+    ]
 
 
 def test_what_is_known_of_the_first_batch_alone_is_not_in_the_plan(spark):

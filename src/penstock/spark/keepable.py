@@ -169,10 +169,10 @@ def is_keepable_physical(plan: JavaObject) -> bool:
     return all(plan_kind(node) in _PHYSICAL for node in plan_nodes(plan))
 
 
-def array_literals(text: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Each array of BIGINT that is a literal in a plan, given as JSON: the plan's node that has it, and its values."""
+def array_literals(text: str) -> list[tuple[int, ...]]:
+    """The values of each array of BIGINT, none of them nullable, that is a literal in a plan, given as JSON."""
     return [
-        (_name(node), tuple(map(int, literal["value"].strip("[]").split(","))))
+        tuple(map(int, literal["value"].strip("[]").split(",")))
         for node in json.loads(text)
         for tree in _trees(node)
         for literal in tree
@@ -183,7 +183,8 @@ def array_literals(text: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _is_array_of_bigint(data_type: object) -> bool:
-    return isinstance(data_type, dict) and (data_type.get("type"), data_type.get("elementType")) == ("array", "long")
+    kind = ("array", "long", False)
+    return isinstance(data_type, dict) and tuple(map(data_type.get, ("type", "elementType", "containsNull"))) == kind
 
 
 def _trees(found: Any) -> Iterator[Sequence[dict[str, Any]]]:

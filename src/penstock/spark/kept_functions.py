@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from penstock.errors import assert_never
@@ -21,15 +22,17 @@ if TYPE_CHECKING:
 # leaves without rows and placeholders for numbers, and a batch puts in its own.
 #
 # Nodes without generated code are functions from a partition's rows to rows, taken from the RDDs that they make. An
-# exchange is made for each batch. A node that observes figures has an accumulator of its own in its function, so it is
-# copied for each batch, over the rows that the stages below give. A plan with other RDDs, or with a number in another
-# place, is copied as a whole.
+# exchange is made for each batch. What remains is copied for each batch, over the rows that the stages below give:
+# nodes with a number in another place, and those that observe figures, which have an accumulator of their own.
 
 METRICS: Final = "CollectMetricsExec"
 """The node that observes figures."""
 _EXCHANGE: Final = "ShuffleExchangeExec"
+_BROADCAST: Final = "BroadcastExchangeExec"
 _GENERATED: Final = "WholeStageCodegenExec"
 _AGGREGATE: Final = "HashAggregateExec"
+_SCAN: Final = "RDDScanExec"
+_SORT: Final = "SortExec"
 _MAPPED: Final = "MapPartitionsRDD"
 _UNION: Final = "SQLPartitioningAwareUnionRDD"
 
@@ -74,15 +77,6 @@ class _Exchanged:
 
 
 @dataclass(frozen=True, slots=True)
-class _Observed:
-    """The rows below, observed by a node that is copied for each batch."""
-
-    node: JavaObject
-    label: str
-    sides: tuple[_Stage]
-
-
-@dataclass(frozen=True, slots=True)
 class _United:
     """The rows of several inputs, partition by partition."""
 
@@ -90,7 +84,24 @@ class _United:
     sides: tuple[_Stage, ...]
 
 
-_Stage: TypeAlias = _Input | _Generated | _Mapped | _Exchanged | _Observed | _United
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What nodes that are copied for each batch make of the rows of stages.
+
+    Attributes:
+        plan: the nodes, over scans of no rows.
+        scans: these, in the order of the stages.
+        sides: the stages.
+        label: of the figures, if the topmost node observes some.
+    """
+
+    plan: JavaObject
+    scans: tuple[JavaObject, ...]
+    sides: tuple[_Stage, ...]
+    label: str | None = None
+
+
+_Stage: TypeAlias = _Input | _Generated | _Mapped | _Exchanged | _United | _Copied
 
 
 class Numbers(Protocol):
@@ -99,8 +110,8 @@ class Numbers(Protocol):
     def array(self, placeholders: tuple[int, ...]) -> JavaObject:
         """The array of the numbers that these placeholders stand for."""
 
-    def observing(self, node: JavaObject) -> JavaObject:
-        """A node that observes figures, with numbers in place of placeholders."""
+    def put_into(self, plan: JavaObject) -> JavaObject:
+        """A plan with numbers in place of placeholders."""
 
 
 class KeptFunctions:
@@ -108,11 +119,13 @@ class KeptFunctions:
 
     Args:
         classes: see ``SparkClasses``.
+        replaced: returns a plan with nodes replaced, from the plan and pairs of a node and its replacement.
         stage: what the plan is made of.
     """
 
-    def __init__(self, classes: SparkClasses, stage: _Stage) -> None:
+    def __init__(self, classes: SparkClasses, replaced: Callable[..., JavaObject], stage: _Stage) -> None:
         self._classes = classes
+        self._replaced = replaced
         self._stage = stage
 
     def over(self, inputs: Sequence[JavaObject], numbers: Numbers) -> tuple[JavaObject, Mapping[str, JavaObject]]:
@@ -139,11 +152,14 @@ class KeptFunctions:
                 return classes.map_rows(rdds, function)
             case _Exchanged(exchange):
                 return classes.exchanged_rows(rdds[0], exchange)
-            case _Observed(node, label):
-                nodes[label] = numbers.observing(classes.over_rows(node, rdds[0]))
-                return nodes[label].execute()
             case _United(partitions):
                 return classes.united(rdds, partitions)
+            case _Copied(plan, scans, _, label):
+                pairs = ((scan, classes.scan_like(scan, rdd)) for scan, rdd in zip(scans, rdds, strict=True))
+                copy = numbers.put_into(self._replaced(plan, *chain.from_iterable(pairs)))
+                if label is not None:
+                    nodes[label] = copy
+                return copy.execute()
             case _:
                 assert_never(stage)
 
@@ -152,22 +168,22 @@ def functions_of(
     classes: SparkClasses,
     replaced: Callable[..., JavaObject],
     plan: JavaObject,
-    scans: Mapping[int, int],
+    inputs: Mapping[int, int],
     arrays: Mapping[tuple[int, ...], JavaObject],
 ) -> KeptFunctions | None:
-    """The functions of a physical plan's tasks; ``None`` if its RDDs are others than can be made of functions.
+    """The functions of a physical plan's tasks; ``None`` if input rows are sent to all tasks.
 
     Args:
         classes: see ``SparkClasses``.
-        replaced: returns a plan with nodes replaced, from the plan and pairs of a node and its replacement.
+        replaced: see ``KeptFunctions``; replaces expressions with ``in_expressions``.
         plan: the plan, with placeholders in place of numbers.
-        scans: the places of its input rows, by the id of the RDD that its leaf reads.
+        inputs: the places of its input rows, by the id of the RDD that its leaf reads.
         arrays: the literals with placeholders, by these.
     """
-    taking = _Taking(classes, replaced, scans, arrays)
+    taking = _Taking(classes, replaced, inputs, arrays)
     stage = taking.stage_of(plan)
     # what is sent to all tasks is no stage: input rows there would always be those of the leaf
-    return KeptFunctions(classes, stage) if stage is not None and taking.found == set(scans.values()) else None
+    return KeptFunctions(classes, replaced, stage) if taking.found == set(inputs.values()) else None
 
 
 class _Taking:
@@ -175,63 +191,77 @@ class _Taking:
         self,
         classes: SparkClasses,
         replaced: Callable[..., JavaObject],
-        scans: Mapping[int, int],
+        inputs: Mapping[int, int],
         arrays: Mapping[tuple[int, ...], JavaObject],
     ) -> None:
         self.found: set[int] = set()
         self._classes = classes
         self._replaced = replaced
-        self._scans = scans
+        self._inputs = inputs
         self._literals = list(arrays.values())
         self._numbers = {str(number) for array in arrays for number in array if number >= FIRST_PLACEHOLDER}
         self._placeholders = {f"[{','.join(map(str, array))}]": array for array in arrays}
 
-    def stage_of(self, plan: JavaObject) -> _Stage | None:
+    def stage_of(self, plan: JavaObject) -> _Stage:
         """What a plan is made of."""
-        kind = plan_kind(plan)
-        if kind not in (METRICS, _EXCHANGE):
-            return self._of_tasks(plan)
-        below = self.stage_of(plan.child())
-        if below is None:
-            return None
-        if kind == METRICS:
-            return _Observed(plan, str(plan.name()), (below,))
-        exchange = self._classes.exchange_like(plan)
-        return None if self._has_numbers(exchange.partitioning) else _Exchanged(exchange, (below,))
+        if plan_kind(plan) == _EXCHANGE:
+            exchange = self._classes.exchange_like(plan)
+            if not self._has_numbers(exchange.partitioning):
+                return _Exchanged(exchange, (self.stage_of(plan.child()),))
+        above, stages = self._apart(plan)
+        found = None
+        if plan_kind(above) == _GENERATED:
+            found = self._generated(above, stages)
+        elif plan_kind(above) != METRICS and not self._has_numbers(above):
+            found = self._of_rdd(above.execute(), stages)
+        return self._copied(above, stages) if found is None else found
 
-    def _of_tasks(self, plan: JavaObject) -> _Stage | None:
-        """What nodes are made of that are neither observed nor exchanged, down to those that are stages themselves."""
+    def _apart(self, plan: JavaObject) -> tuple[JavaObject, dict[int, _Stage]]:
+        """The topmost nodes of a plan over scans of no rows, and the stages of these, by the id of the scan's RDD."""
         stages: dict[int, _Stage] = {}
         pairs: list[JavaObject] = []
         for node in _separate(plan):
-            below = self.stage_of(node)
-            if below is None:
-                return None
             # a union of leaves needs their partitions
-            partitioning = node.outputPartitioning()
-            empty = self._classes.empty_rows(max(1, partitioning.numPartitions()))
-            stages[empty.id()] = below
-            pairs += node, self._classes.scan_of(node.output(), empty, partitioning)
-        above = self._replaced(plan, *pairs)
-        if plan_kind(above) == _GENERATED and (code := self._classes.generated_code(above)) is not None:
-            return self._generated(above, code, stages)
-        return None if self._has_numbers(above) else self._of_rdd(above.execute(), stages)
+            empty = self._classes.empty_rows(max(1, node.outputPartitioning().numPartitions()))
+            stages[empty.id()] = self.stage_of(node)
+            pairs += node, self._classes.scan_of(node.output(), empty, node.outputPartitioning())
+        return self._replaced(plan, *pairs), stages
 
-    def _generated(self, plan: JavaObject, code: GeneratedCode, stages: Mapping[int, _Stage]) -> _Stage | None:
-        # Numbers may be nowhere but among the constants: not in the code, not below it, where nothing is generated or
-        # rows are sent to all tasks, and not in a node or an expression that the code calls. An aggregation is called
-        # for its buffers alone.
-        if any(map(self._has_numbers, _inputs_of(plan))) or any(each in code.text for each in self._numbers):
+    def _copied(self, plan: JavaObject, stages: Mapping[int, _Stage]) -> _Stage:
+        scans: list[JavaObject] = []
+        sides: list[_Stage] = []
+        for leaf in _leaves(plan):
+            side = stages.get(leaf.rdd().id()) or self._input(leaf.rdd())
+            if side is not None:  # or it is a table
+                scans.append(leaf)
+                sides.append(side)
+        label = str(plan.name()) if plan_kind(plan) == METRICS else None
+        return _Copied(plan, tuple(scans), tuple(sides), label)
+
+    def _generated(self, plan: JavaObject, stages: Mapping[int, _Stage]) -> _Stage | None:
+        # Numbers may be nowhere but among the constants: not in the code, not in what is sent to all tasks, and not in
+        # a node or an expression that the code calls.
+        if any(map(self._has_numbers, _inputs_of(plan))):
+            return None
+        code = self._classes.generated_code(plan)
+        if code is None or any(number in code.text for number in self._numbers):
             return None
         arrays: dict[int, tuple[int, ...]] = {}
         for place, constant in enumerate(code.constants):
             kind = plan_kind(constant) if is_java_object(constant) else None
             if kind == "GenericArrayData" and (placeholders := self._placeholders.get(str(constant.toString()))):
                 arrays[place] = placeholders
-            elif kind not in (None, "SQLMetric", _AGGREGATE) and self._has_numbers(constant):
+            elif any(map(self._has_numbers, _asked_by_code(constant, kind))):
                 return None
         sides = self._of_rdds(scala_items(plan.child().inputRDDs()), stages)
         return None if sides is None else _Generated(code, arrays, sides)
+
+    def _input(self, rdd: JavaObject) -> _Stage | None:
+        place = self._inputs.get(rdd.id())
+        if place is None:
+            return None
+        self.found.add(place)
+        return _Input(place)
 
     def _of_rdds(self, rdds: Iterable[JavaObject], stages: Mapping[int, _Stage]) -> tuple[_Stage, ...] | None:
         found = [self._of_rdd(rdd, stages) for rdd in rdds]
@@ -239,9 +269,8 @@ class _Taking:
         return sides if len(sides) == len(found) else None
 
     def _of_rdd(self, rdd: JavaObject, stages: Mapping[int, _Stage]) -> _Stage | None:
-        if rdd.id() in self._scans:
-            self.found.add(self._scans[rdd.id()])
-            return _Input(self._scans[rdd.id()])
+        if (rows := self._input(rdd)) is not None:
+            return rows
         kind, below = plan_kind(rdd), list(_rdds_below(rdd))
         if not below or rdd.isBarrier() or rdd.getResourceProfile() is not None:
             return None
@@ -265,11 +294,30 @@ class _Taking:
 def _separate(plan: JavaObject) -> Iterator[JavaObject]:
     """The nodes below a plan that make stages of their own, without those below them."""
     for child in scala_items(plan.children()):
-        kind = plan_kind(child)
+        is_input = plan_kind(child) == "InputAdapter"  # of generated code
+        node = child.child() if is_input else child
+        kind = plan_kind(node)
         if kind in (METRICS, _EXCHANGE, _GENERATED):
-            yield child
-        elif kind != "BroadcastExchangeExec":  # what is sent to all tasks stays as it is
-            yield from _separate(child)
+            yield node
+        elif kind not in (_SCAN, _BROADCAST):  # what is sent to all tasks stays as it is
+            # what is observed is made for itself, since the node that observes is copied
+            yield from [node] if is_input or plan_kind(plan) == METRICS else _separate(node)
+
+
+def _asked_by_code(constant: JavaObject, kind: str | None) -> Iterable[JavaObject]:
+    """What generated code evaluates of an object that it refers to, if that is a node or an expression."""
+    if kind in (None, "SQLMetric", _AGGREGATE):  # an aggregation is called for its buffers alone
+        return ()
+    return scala_items(constant.sortOrder()) if kind == _SORT else (constant,)
+
+
+def _leaves(plan: JavaObject) -> Iterator[JavaObject]:
+    """The scans of a plan, but for those of what is sent to all tasks."""
+    if plan_kind(plan) == _SCAN:
+        yield plan
+    elif plan_kind(plan) != _BROADCAST:
+        for child in scala_items(plan.children()):
+            yield from _leaves(child)
 
 
 def _inputs_of(stage: JavaObject) -> Iterator[JavaObject]:

@@ -8,7 +8,7 @@ import re
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
@@ -52,8 +52,6 @@ log: Final = logging.getLogger("penstock")
 _PLACEHOLDERS: Final = range(FIRST_PLACEHOLDER + MAX_NUMBERS, FIRST_PLACEHOLDER + 800)
 """Numbers in the place of a plan's numbers, in order."""
 _PLACEHOLDER: Final = re.compile(rf"(?<!\d){str(FIRST_PLACEHOLDER)[:-4]}\d{{4}}(?!\d)")
-_OBSERVING: Final = "CollectMetrics"
-"""The node of a logical plan that observes figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +63,6 @@ class _Scan:
     arguments: tuple[JavaObject, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
-    """A literal with placeholders, and whether a node that observes has it."""
-
-    literal: JavaObject
-    placeholders: tuple[int, ...]
-    is_observed: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlanTemplate:
     """A physical plan with placeholders.
@@ -81,14 +70,14 @@ class _PlanTemplate:
     Attributes:
         plan: the physical plan.
         scans: its leaves.
-        arrays: the literals that have placeholders, and whether a node that observes has them.
+        arrays: the placeholders of each literal that has some.
         labels: of the observed parts, in the order of ``parts_of``.
         partitioning: of its rows.
     """
 
     plan: JavaObject
     scans: Sequence[_Scan]
-    arrays: Mapping[tuple[int, ...], bool]
+    arrays: Collection[tuple[int, ...]]
     labels: Sequence[str]
     partitioning: JavaObject
 
@@ -116,10 +105,7 @@ class KeptPlan:
         self._replacement = replacement
         self._plan = template.plan
         self._scans = template.scans
-        self._arrays = [
-            _Array(classes.constant_array(placeholders), placeholders, is_observed)
-            for placeholders, is_observed in template.arrays.items()
-        ]
+        self._arrays = {placeholders: classes.constant_array(placeholders) for placeholders in template.arrays}
         self._labels = template.labels
         self._own = own
         self._session = session
@@ -156,9 +142,13 @@ class KeptPlan:
     ) -> tuple[JavaObject, Mapping[str, JavaObject]]:
         """The RDD of a batch, and the nodes that observe it, by label."""
         mine = _BatchNumbers(self._classes, self._replaced, self._arrays, numbers)
-        functions = self._functions_from_the_second_batch_on()
-        if functions is not None:
-            return functions.over(rdds, mine)
+        try:
+            functions = self._functions_from_the_second_batch_on()
+            if functions is not None:
+                return functions.over(rdds, mine)
+        except Exception as error:  # whatever this Spark does otherwise, a copy gives the same rows
+            self._functions = None
+            log.warning("The code of a plan cannot be kept, so each batch copies the plan: %s", error)
         copy = self._over(mine.put_into(self._plan), dict(enumerate(rdds)))
         nodes = {label: copy.p(number) for label, number in self._figures.items()}
         return copy.execute(), nodes
@@ -168,10 +158,7 @@ class KeptPlan:
         with self._lock:
             self._batches += 1
             if self._batches == 2:  # noqa: PLR2004 - the second
-                try:
-                    self._functions = self._functions_of_tasks()
-                except Exception as error:  # whatever this Spark does otherwise, a copy gives the same rows
-                    log.warning("This plan is copied for each batch, since its code cannot be kept: %s", error)
+                self._functions = self._functions_of_tasks()
             return self._functions
 
     def _functions_of_tasks(self) -> KeptFunctions | None:
@@ -182,8 +169,7 @@ class KeptPlan:
             for scan in self._scans
         }
         places = {rdd.id(): place for place, rdd in rdds.items()}
-        literals = {array.placeholders: array.literal for array in self._arrays}
-        return functions_of(self._classes, self._replaced, self._over(self._plan, rdds), places, literals)
+        return functions_of(self._classes, self._replaced, self._over(self._plan, rdds), places, self._arrays)
 
     def _over(self, plan: JavaObject, rdds: Mapping[int, JavaObject]) -> JavaObject:
         """The plan over other input rows, given by their places."""
@@ -210,7 +196,7 @@ class _BatchNumbers:
     Args:
         classes: see ``SparkClasses``.
         replaced: see ``KeptPlan``.
-        arrays: the literals with placeholders.
+        arrays: the literals with placeholders, by these.
         numbers: the numbers that these stand for, in order.
     """
 
@@ -218,7 +204,7 @@ class _BatchNumbers:
         self,
         classes: SparkClasses,
         replaced: Callable[..., JavaObject],
-        arrays: Sequence[_Array],
+        arrays: Mapping[tuple[int, ...], JavaObject],
         numbers: tuple[int, ...],
     ) -> None:
         self._classes = classes
@@ -233,17 +219,10 @@ class _BatchNumbers:
             self._made[placeholders] = self._classes.array_data([self._number(value) for value in placeholders])
         return self._made[placeholders]
 
-    def observing(self, node: JavaObject) -> JavaObject:
-        """A node that observes figures, with its numbers."""
-        return self._put(node, [array for array in self._arrays if array.is_observed])
-
     def put_into(self, plan: JavaObject) -> JavaObject:
         """A plan with its numbers."""
-        return self._put(plan, self._arrays)
-
-    def _put(self, plan: JavaObject, arrays: Sequence[_Array]) -> JavaObject:
-        pairs = ((each.literal, self._classes.array_of(self.array(each.placeholders))) for each in arrays)
-        return self._replaced(plan, *itertools.chain(*pairs), in_expressions=True)
+        pairs = ((literal, self._classes.array_of(self.array(each))) for each, literal in self._arrays.items())
+        return self._replaced(plan, *itertools.chain.from_iterable(pairs), in_expressions=True)
 
     def _number(self, value: int) -> int:
         """What takes the place of a value in the kept plan: itself, or the number that it is the placeholder of."""
@@ -539,10 +518,8 @@ def _identities(plan: BoundPlan) -> Iterator[object]:
             yield part.spec
 
 
-def _arrays_of(optimized: str | None, analysed: str) -> dict[tuple[int, ...], bool] | None:
+def _arrays_of(optimized: str | None, analysed: str) -> set[tuple[int, ...]] | None:
     """The array literals with placeholders in an optimised plan; ``None`` if a placeholder is elsewhere, or was lost.
-
-    The value says whether a node that observes has the literal.
 
     A number elsewhere would be a part of generated code, and one that is lost may have decided something.
 
@@ -554,14 +531,10 @@ def _arrays_of(optimized: str | None, analysed: str) -> dict[tuple[int, ...], bo
         return None
     literals = array_literals(optimized)
     for placeholder in map(int, set(_PLACEHOLDER.findall(analysed))):
-        in_arrays = sum(values.count(placeholder) for _, values in literals)
+        in_arrays = sum(values.count(placeholder) for values in literals)
         if not in_arrays or in_arrays != optimized.count(str(placeholder)):
             return None
-    found: dict[tuple[int, ...], bool] = {}
-    for node, values in literals:
-        if any(value in _PLACEHOLDERS for value in values):
-            found[values] = found.get(values, False) or node == _OBSERVING
-    return found
+    return {values for values in literals if any(value in _PLACEHOLDERS for value in values)}
 
 
 def _scans_of(plan: JavaObject, rdds: Sequence[int]) -> Iterator[_Scan]:

@@ -279,16 +279,16 @@ class SparkClasses:
         """A leaf of a physical plan over an RDD of rows with these columns."""
         known = self.unknown(rdd.getNumPartitions()) if partitioning is None else partitioning
         arguments = (columns, rdd, "rows", known, self.leaves.lists.nil)
-        # before Spark 4.2 there was one argument fewer
+        # earlier releases took one argument fewer
         return call_either(self.scan, (*arguments, self._none), arguments)
+
+    def scan_like(self, scan: JavaObject, rdd: JavaObject) -> JavaObject:
+        """A leaf like another one, over an RDD of its rows."""
+        return self.scan_of(scan.output(), rdd, scan.outputPartitioning())
 
     def rows_of(self, plan: JavaObject) -> JavaObject:
         """The RDD of the rows of a logical plan, planned for itself."""
         return java_frame(frame_of_plan(plan, self.spark)).queryExecution().executedPlan().execute()
-
-    def over_rows(self, node: JavaObject, rdd: JavaObject) -> JavaObject:
-        """A copy of a node of a physical plan with one child, over an RDD of that child's rows."""
-        return node.withNewChildren(self.leaves.lists([self.scan_of(node.child().output(), rdd)]))
 
 
 def _pair(made: JavaObject) -> tuple[JavaObject, JavaObject]:
