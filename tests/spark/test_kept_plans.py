@@ -225,6 +225,16 @@ NUMBERED: dict[str, tuple[bool, dict[str, str], Callable[[DataFrame, int], DataF
     ),
     "methods that are too long to be run as generated": (True, {"spark.sql.codegen.hugeMethodLimit": "1"}, least_of),
     "no generated code": (True, {"spark.sql.codegen.wholeStage": "false"}, least_of),
+    "no generated code and no number": (
+        False,
+        {"spark.sql.codegen.wholeStage": "false"},
+        lambda rows, _: rows.groupBy("k").agg(F.sum("v").alias("v")),
+    ),
+    "methods that are too long, and no number": (
+        False,
+        {"spark.sql.codegen.hugeMethodLimit": "1"},
+        lambda rows, _: rows.groupBy("k").agg(F.sum("v").alias("v")),
+    ),
 }
 
 
@@ -252,6 +262,28 @@ def test_each_batch_has_its_numbers_in_functions_and_in_nodes_that_are_copied(sp
     assert ("Copied" in kinds(known.plan._functions._stage)) is is_copied
     for frame in frames:
         free_blocks(frame)
+
+
+def test_a_table_is_exchanged_once_for_all_batches(spark):
+    session = spark.newSession()
+    session.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
+    read = spark.sparkContext.accumulator(0)
+
+    def counted_row(row: tuple[str, int]) -> tuple[str, int]:
+        read.add(1)
+        return row
+
+    rows = spark.sparkContext.parallelize([("a", 1), ("b", 2), ("c", 3)], 1).map(counted_row)
+    table = session.createDataFrame(rows, "k STRING, c BIGINT")
+    preparer = PlanPreparer(session)
+    prepared = preparer.prepare(
+        batch(session, 0).schema, lambda rows, least: least_of(rows, least).join(table, "k"), numbers=1
+    )
+    for number, least in enumerate((3, 107, 201, 310)):
+        found = preparer._kept.kept(preparer.bind(prepared, plan_of(batch(session, number)), least))
+        assert found is not None
+        assert {row.least for row in found.frame().collect()} == {least}
+    assert read.value == 3
 
 
 @pytest.mark.parametrize("fails", ["functions_of", "over"])

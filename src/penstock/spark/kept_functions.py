@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from penstock.errors import assert_never
 from penstock.spark.blocks import function_of, is_java_object
 from penstock.spark.bound_plans import FIRST_PLACEHOLDER
-from penstock.spark.plans import plan_kind, scala_items
+from penstock.spark.plans import plan_kind, plan_nodes, scala_items
 
 if TYPE_CHECKING:
     from penstock.spark.blocks import JavaObject
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 #
 # Nodes without generated code are functions from a partition's rows to rows, taken from the RDDs that they make. An
 # exchange is made for each batch. What remains is copied for each batch, over the rows that the stages below give:
-# nodes with a number in another place, and those that observe figures, which have an accumulator of their own.
+# nodes with a number in another place, those that observe figures, which have an accumulator of their own, and those
+# that make other RDDs. What has nothing of a batch, as a table that is exchanged, is executed once.
 
 METRICS: Final = "CollectMetricsExec"
 """The node that observes figures."""
@@ -89,15 +90,18 @@ class _Copied:
     """What nodes that are copied for each batch make of the rows of stages.
 
     Attributes:
-        plan: the nodes, over scans of no rows.
-        scans: these, in the order of the stages.
+        plan: the nodes, over scans of no rows in place of the stages. Without one, and without numbers, it is no copy
+            that is executed but the plan itself, whose rows are exchanged once.
+        has_numbers: whether a node has some.
+        scans: those that stand for the stages.
         sides: the stages.
         label: of the figures, if the topmost node observes some.
     """
 
     plan: JavaObject
-    scans: tuple[JavaObject, ...]
-    sides: tuple[_Stage, ...]
+    has_numbers: bool
+    scans: tuple[JavaObject, ...] = ()
+    sides: tuple[_Stage, ...] = ()
     label: str | None = None
 
 
@@ -154,9 +158,10 @@ class KeptFunctions:
                 return classes.exchanged_rows(rdds[0], exchange)
             case _United(partitions):
                 return classes.united(rdds, partitions)
-            case _Copied(plan, scans, _, label):
+            case _Copied(plan, has_numbers, scans, _, label):
                 pairs = ((scan, classes.scan_like(scan, rdd)) for scan, rdd in zip(scans, rdds, strict=True))
-                copy = numbers.put_into(self._replaced(plan, *chain.from_iterable(pairs)))
+                copy = self._replaced(plan, *chain.from_iterable(pairs))
+                copy = numbers.put_into(copy) if has_numbers else copy
                 if label is not None:
                     nodes[label] = copy
                 return copy.execute()
@@ -204,17 +209,16 @@ class _Taking:
 
     def stage_of(self, plan: JavaObject) -> _Stage:
         """What a plan is made of."""
-        if plan_kind(plan) == _EXCHANGE:
-            exchange = self._classes.exchange_like(plan)
-            if not self._has_numbers(exchange.partitioning):
-                return _Exchanged(exchange, (self.stage_of(plan.child()),))
+        if not any(leaf.rdd().id() in self._inputs for leaf in _leaves(plan)) and not self._has_numbers(plan):
+            return _Copied(plan, has_numbers=False)
+        if plan_kind(plan) == _EXCHANGE and not self._has_numbers(plan.outputPartitioning()):
+            return _Exchanged(self._classes.exchange_like(plan), (self.stage_of(plan.child()),))
         above, stages = self._apart(plan)
-        found = None
-        if plan_kind(above) == _GENERATED:
-            found = self._generated(above, stages)
-        elif plan_kind(above) != METRICS and not self._has_numbers(above):
+        kind, has_numbers = plan_kind(above), self._has_numbers(above)
+        found = self._generated(above, stages) if kind == _GENERATED else None
+        if found is None and kind != METRICS and not has_numbers:
             found = self._of_rdd(above.execute(), stages)
-        return self._copied(above, stages) if found is None else found
+        return self._copied(above, stages, has_numbers=has_numbers) if found is None else found
 
     def _apart(self, plan: JavaObject) -> tuple[JavaObject, dict[int, _Stage]]:
         """The topmost nodes of a plan over scans of no rows, and the stages of these, by the id of the scan's RDD."""
@@ -222,12 +226,13 @@ class _Taking:
         pairs: list[JavaObject] = []
         for node in _separate(plan):
             # a union of leaves needs their partitions
-            empty = self._classes.empty_rows(max(1, node.outputPartitioning().numPartitions()))
+            partitioning = node.outputPartitioning()
+            empty = self._classes.empty_rows(max(1, partitioning.numPartitions()))
             stages[empty.id()] = self.stage_of(node)
-            pairs += node, self._classes.scan_of(node.output(), empty, node.outputPartitioning())
+            pairs += node, self._classes.scan_of(node.output(), empty, partitioning)
         return self._replaced(plan, *pairs), stages
 
-    def _copied(self, plan: JavaObject, stages: Mapping[int, _Stage]) -> _Stage:
+    def _copied(self, plan: JavaObject, stages: Mapping[int, _Stage], *, has_numbers: bool) -> _Stage:
         scans: list[JavaObject] = []
         sides: list[_Stage] = []
         for leaf in _leaves(plan):
@@ -236,12 +241,12 @@ class _Taking:
                 scans.append(leaf)
                 sides.append(side)
         label = str(plan.name()) if plan_kind(plan) == METRICS else None
-        return _Copied(plan, tuple(scans), tuple(sides), label)
+        return _Copied(plan, has_numbers, tuple(scans), tuple(sides), label)
 
     def _generated(self, plan: JavaObject, stages: Mapping[int, _Stage]) -> _Stage | None:
         # Numbers may be nowhere but among the constants: not in the code, not in what is sent to all tasks, and not in
         # a node or an expression that the code calls.
-        if any(map(self._has_numbers, _inputs_of(plan))):
+        if any(map(self._has_numbers, _broadcasts(plan))):
             return None
         code = self._classes.generated_code(plan)
         if code is None or any(number in code.text for number in self._numbers):
@@ -320,13 +325,9 @@ def _leaves(plan: JavaObject) -> Iterator[JavaObject]:
             yield from _leaves(child)
 
 
-def _inputs_of(stage: JavaObject) -> Iterator[JavaObject]:
-    """The nodes whose rows the code of a stage is given."""
-    for child in scala_items(stage.children()):
-        if plan_kind(child) == "InputAdapter":
-            yield child.child()
-        else:
-            yield from _inputs_of(child)
+def _broadcasts(stage: JavaObject) -> Iterator[JavaObject]:
+    """The nodes below generated code that send rows to all tasks."""
+    return (node for node in plan_nodes(stage) if plan_kind(node) == _BROADCAST)
 
 
 def _rdds_below(rdd: JavaObject) -> Iterator[JavaObject]:

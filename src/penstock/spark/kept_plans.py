@@ -51,6 +51,8 @@ log: Final = logging.getLogger("penstock")
 
 _PLACEHOLDERS: Final = range(FIRST_PLACEHOLDER + MAX_NUMBERS, FIRST_PLACEHOLDER + 800)
 """Numbers in the place of a plan's numbers, in order."""
+_TAKEN_AT: Final = 2
+"""Number of the batch by which the functions of tasks are taken: that costs more than a copy."""
 _PLACEHOLDER: Final = re.compile(rf"(?<!\d){str(FIRST_PLACEHOLDER)[:-4]}\d{{4}}(?!\d)")
 
 
@@ -111,8 +113,7 @@ class KeptPlan:
         self._session = session
         self._columns, self._partitioning = classes.leaves.nullable(template.plan.output(), template.partitioning)
         self._figures = _metrics_of(template.plan, template.labels)
-        self._lock = threading.Lock()
-        self._batches = 0
+        self._batches = itertools.count(1)
         self._functions: KeptFunctions | None = None
 
     def bind(self, plan: BoundPlan) -> PlannedRows:
@@ -142,24 +143,20 @@ class KeptPlan:
     ) -> tuple[JavaObject, Mapping[str, JavaObject]]:
         """The RDD of a batch, and the nodes that observe it, by label."""
         mine = _BatchNumbers(self._classes, self._replaced, self._arrays, numbers)
-        try:
-            functions = self._functions_from_the_second_batch_on()
-            if functions is not None:
-                return functions.over(rdds, mine)
-        except Exception as error:  # whatever this Spark does otherwise, a copy gives the same rows
-            self._functions = None
-            log.warning("The code of a plan cannot be kept, so each batch copies the plan: %s", error)
+        if self._functions is not None:
+            return self._functions.over(rdds, mine)
+        if next(self._batches) == _TAKEN_AT:
+            try:
+                functions = self._functions_of_tasks()
+                if functions is not None:
+                    found = functions.over(rdds, mine)
+                    self._functions = functions
+                    return found
+            except Exception as error:  # whatever this Spark does otherwise, a copy gives the same rows
+                log.warning("The code of a plan cannot be kept, so each batch copies the plan: %s", error)
         copy = self._over(mine.put_into(self._plan), dict(enumerate(rdds)))
         nodes = {label: copy.p(number) for label, number in self._figures.items()}
         return copy.execute(), nodes
-
-    def _functions_from_the_second_batch_on(self) -> KeptFunctions | None:
-        # to take them costs more than a copy, and a plan may be that of one batch
-        with self._lock:
-            self._batches += 1
-            if self._batches == 2:  # noqa: PLR2004 - the second
-                self._functions = self._functions_of_tasks()
-            return self._functions
 
     def _functions_of_tasks(self) -> KeptFunctions | None:
         """The functions of the plan's tasks, taken over leaves without rows."""
