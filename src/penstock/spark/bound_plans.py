@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from penstock.elements import ObservedMetrics
 from penstock.errors import assert_never
 from penstock.spark.blocks import JavaObject, java_frame, logical_plan
-from penstock.spark.plans import MAX_REPLACEMENTS, ObservationSpec, PlanEditor, PlanLeaf, PlanObserver, plan_kind
+from penstock.spark.plans import ObservationSpec, PlanEditor, PlanLeaf, PlanObserver, plan_kind
 from penstock.spark.sql import quote_identifier
 
 if TYPE_CHECKING:
@@ -295,11 +295,7 @@ class PlanBuilder:
         return self._parser.parseExpression(f"{value}L")
 
     def _numbered(self, plan: JavaObject, literals: Sequence[JavaObject]) -> JavaObject:
-        pairs = list(zip(self._placeholders, literals, strict=False))
-        for some in range(0, len(pairs), MAX_REPLACEMENTS):
-            flat = (each for pair in pairs[some : some + MAX_REPLACEMENTS] for each in pair)
-            plan = plan.transformAllExpressions(self.editor.replacement(*flat))
-        return plan
+        return self.editor.replace_expressions(plan, zip(self._placeholders, literals, strict=False))
 
     def _observed(self, rows: ObservedRows, below: JavaObject, bound: JavaObject | None) -> JavaObject:
         node, metrics = self.observer.observe(below, rows.spec, bound=bound)

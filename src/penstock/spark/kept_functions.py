@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import assert_never
 from penstock.spark.blocks import function_of, is_java_object
-from penstock.spark.bound_plans import FIRST_PLACEHOLDER
+from penstock.spark.bound_plans import FIRST_PLACEHOLDER, MAX_NUMBERS
 from penstock.spark.plans import plan_kind, plan_nodes, scala_items
 
 if TYPE_CHECKING:
     from penstock.spark.blocks import JavaObject
     from penstock.spark.kept_rows import Exchange, GeneratedCode, SparkClasses
+    from penstock.spark.plans import PlanEditor
 
 # To execute a copy of a physical plan, Spark writes the text of its code anew, to find that it has compiled it before:
 # most of what a small batch costs the driver. But generated code is a text and the objects that it refers to, and all
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # nodes with a number in another place, those that observe figures, which have an accumulator of their own, and those
 # that make other RDDs. What has nothing of a batch, as a table that is exchanged, is executed once.
 
+PLACEHOLDERS: Final = range(FIRST_PLACEHOLDER + MAX_NUMBERS, FIRST_PLACEHOLDER + 800)
+"""Numbers in the place of a kept plan's numbers, in order."""
 METRICS: Final = "CollectMetricsExec"
 """The node that observes figures."""
 _EXCHANGE: Final = "ShuffleExchangeExec"
@@ -108,14 +110,43 @@ class _Copied:
 _Stage: TypeAlias = _Input | _Generated | _Mapped | _Exchanged | _United | _Copied
 
 
-class Numbers(Protocol):
-    """The numbers of a batch."""
+class BatchNumbers:
+    """The numbers of a batch, in place of the placeholders of a plan.
+
+    Args:
+        classes: see ``SparkClasses``.
+        editor: of the session.
+        arrays: the literals with placeholders, by these.
+        numbers: the numbers that these stand for, in order.
+    """
+
+    def __init__(
+        self,
+        classes: SparkClasses,
+        editor: PlanEditor,
+        arrays: Mapping[tuple[int, ...], JavaObject],
+        numbers: tuple[int, ...],
+    ) -> None:
+        self._classes = classes
+        self._editor = editor
+        self._arrays = arrays
+        self._numbers = numbers
+        self._made: dict[tuple[int, ...], JavaObject] = {}
 
     def array(self, placeholders: tuple[int, ...]) -> JavaObject:
         """The array of the numbers that these placeholders stand for."""
+        if placeholders not in self._made:
+            self._made[placeholders] = self._classes.array([self._number(value) for value in placeholders])
+        return self._made[placeholders]
 
     def put_into(self, plan: JavaObject) -> JavaObject:
-        """A plan with numbers in place of placeholders."""
+        """A plan with its numbers."""
+        pairs = ((literal, self._classes.array_literal(self.array(each))) for each, literal in self._arrays.items())
+        return self._editor.replace_expressions(plan, pairs)
+
+    def _number(self, value: int) -> int:
+        """What takes the place of a value in the kept plan: itself, or the number that it is the placeholder of."""
+        return self._numbers[value - PLACEHOLDERS.start] if value in PLACEHOLDERS else value
 
 
 class KeptFunctions:
@@ -123,16 +154,16 @@ class KeptFunctions:
 
     Args:
         classes: see ``SparkClasses``.
-        replaced: returns a plan with nodes replaced, from the plan and pairs of a node and its replacement.
+        editor: of the session.
         stage: what the plan is made of.
     """
 
-    def __init__(self, classes: SparkClasses, replaced: Callable[..., JavaObject], stage: _Stage) -> None:
+    def __init__(self, classes: SparkClasses, editor: PlanEditor, stage: _Stage) -> None:
         self._classes = classes
-        self._replaced = replaced
+        self._editor = editor
         self._stage = stage
 
-    def over(self, inputs: Sequence[JavaObject], numbers: Numbers) -> tuple[JavaObject, Mapping[str, JavaObject]]:
+    def over(self, inputs: Sequence[JavaObject], numbers: BatchNumbers) -> tuple[JavaObject, Mapping[str, JavaObject]]:
         """The RDD of a batch, and the nodes that observe it, by label.
 
         Args:
@@ -143,7 +174,7 @@ class KeptFunctions:
         return self._over(self._stage, inputs, numbers, nodes), nodes
 
     def _over(
-        self, stage: _Stage, inputs: Sequence[JavaObject], numbers: Numbers, nodes: dict[str, JavaObject]
+        self, stage: _Stage, inputs: Sequence[JavaObject], numbers: BatchNumbers, nodes: dict[str, JavaObject]
     ) -> JavaObject:
         classes = self._classes
         rdds = [self._over(side, inputs, numbers, nodes) for side in stage.sides]
@@ -160,7 +191,7 @@ class KeptFunctions:
                 return classes.united(rdds, partitions)
             case _Copied(plan, has_numbers, scans, _, label):
                 pairs = ((scan, classes.scan_like(scan, rdd)) for scan, rdd in zip(scans, rdds, strict=True))
-                copy = self._replaced(plan, *chain.from_iterable(pairs))
+                copy = self._editor.replace_nodes(plan, pairs)
                 copy = numbers.put_into(copy) if has_numbers else copy
                 if label is not None:
                     nodes[label] = copy
@@ -171,7 +202,7 @@ class KeptFunctions:
 
 def functions_of(
     classes: SparkClasses,
-    replaced: Callable[..., JavaObject],
+    editor: PlanEditor,
     plan: JavaObject,
     inputs: Mapping[int, int],
     arrays: Mapping[tuple[int, ...], JavaObject],
@@ -180,30 +211,31 @@ def functions_of(
 
     Args:
         classes: see ``SparkClasses``.
-        replaced: see ``KeptFunctions``; replaces expressions with ``in_expressions``.
+        editor: of the session.
         plan: the plan, with placeholders in place of numbers.
         inputs: the places of its input rows, by the id of the RDD that its leaf reads.
         arrays: the literals with placeholders, by these.
     """
-    taking = _Taking(classes, replaced, inputs, arrays)
+    taking = _Taking(classes, editor, inputs, arrays)
     stage = taking.stage_of(plan)
     # what is sent to all tasks is no stage: input rows there would always be those of the leaf
-    return KeptFunctions(classes, replaced, stage) if taking.found == set(inputs.values()) else None
+    return KeptFunctions(classes, editor, stage) if taking.found == set(inputs.values()) else None
 
 
 class _Taking:
     def __init__(
         self,
         classes: SparkClasses,
-        replaced: Callable[..., JavaObject],
+        editor: PlanEditor,
         inputs: Mapping[int, int],
         arrays: Mapping[tuple[int, ...], JavaObject],
     ) -> None:
         self.found: set[int] = set()
         self._classes = classes
-        self._replaced = replaced
+        self._editor = editor
         self._inputs = inputs
-        self._literals = list(arrays.values())
+        other = classes.constant_array([0])
+        self._literals = [(literal, other) for literal in arrays.values()]
         self._numbers = {str(number) for array in arrays for number in array if number >= FIRST_PLACEHOLDER}
         self._placeholders = {f"[{','.join(map(str, array))}]": array for array in arrays}
 
@@ -223,14 +255,14 @@ class _Taking:
     def _apart(self, plan: JavaObject) -> tuple[JavaObject, dict[int, _Stage]]:
         """The topmost nodes of a plan over scans of no rows, and the stages of these, by the id of the scan's RDD."""
         stages: dict[int, _Stage] = {}
-        pairs: list[JavaObject] = []
+        pairs: list[tuple[JavaObject, JavaObject]] = []
         for node in _separate(plan):
             # a union of leaves needs their partitions
             partitioning = node.outputPartitioning()
             empty = self._classes.empty_rows(max(1, partitioning.numPartitions()))
             stages[empty.id()] = self.stage_of(node)
-            pairs += node, self._classes.scan_of(node.output(), empty, partitioning)
-        return self._replaced(plan, *pairs), stages
+            pairs.append((node, self._classes.scan_of(node.output(), empty, partitioning)))
+        return self._editor.replace_nodes(plan, pairs), stages
 
     def _copied(self, plan: JavaObject, stages: Mapping[int, _Stage], *, has_numbers: bool) -> _Stage:
         scans: list[JavaObject] = []
@@ -249,7 +281,10 @@ class _Taking:
         if any(map(self._has_numbers, _broadcasts(plan))):
             return None
         code = self._classes.generated_code(plan)
-        if code is None or any(number in code.text for number in self._numbers):
+        if code is None:
+            return None
+        text = str(code.code.body())
+        if any(number in text for number in self._numbers):
             return None
         arrays: dict[int, tuple[int, ...]] = {}
         for place, constant in enumerate(code.constants):
@@ -288,12 +323,15 @@ class _Taking:
 
     def _has_numbers(self, constant: JavaObject) -> bool:
         """Whether an object is a node of a plan or an expression, and it or one below it has a placeholder."""
-        is_plan = self._classes.is_plan(constant)
-        if not self._literals or not (is_plan or self._classes.is_expression(constant)):
+        if not self._literals:
             return False
-        other = self._classes.array([0])
-        pairs = [each for literal in self._literals for each in (literal, other)]
-        return not self._replaced(constant, *pairs, in_expressions=is_plan).fastEquals(constant)
+        if self._classes.is_plan(constant):
+            changed = self._editor.replace_expressions(constant, self._literals)
+        elif self._classes.is_expression(constant):
+            changed = self._editor.replace_nodes(constant, self._literals)
+        else:
+            return False
+        return not changed.fastEquals(constant)
 
 
 def _separate(plan: JavaObject) -> Iterator[JavaObject]:

@@ -17,7 +17,6 @@ from penstock.errors import assert_never
 from penstock.spark.blocks import JavaObject, java_frame
 from penstock.spark.bound_plans import (
     FIRST_PLACEHOLDER,
-    MAX_NUMBERS,
     BoundPlan,
     BoundRows,
     InputRows,
@@ -31,9 +30,9 @@ from penstock.spark.bound_plans import (
     parts_of,
 )
 from penstock.spark.keepable import array_literals, is_keepable, is_keepable_physical, is_row_wise, json_of
-from penstock.spark.kept_functions import METRICS, KeptFunctions, functions_of
+from penstock.spark.kept_functions import METRICS, PLACEHOLDERS, BatchNumbers, KeptFunctions, functions_of
 from penstock.spark.kept_rows import PlannedRows, SparkClasses, missing_class
-from penstock.spark.plans import MAX_REPLACEMENTS, plan_kind, plan_nodes
+from penstock.spark.plans import PlanEditor, plan_kind, plan_nodes
 from penstock.spark.row_owners import OwnRows, Placement, RowOwners, exchange_of
 
 log: Final = logging.getLogger("penstock")
@@ -49,8 +48,6 @@ log: Final = logging.getLogger("penstock")
 
 # ---- one kept plan ---------------------------------------------------------------------------------------------------
 
-_PLACEHOLDERS: Final = range(FIRST_PLACEHOLDER + MAX_NUMBERS, FIRST_PLACEHOLDER + 800)
-"""Numbers in the place of a plan's numbers, in order."""
 _TAKEN_AT: Final = 2
 """Number of the batch by which the functions of tasks are taken: that costs more than a copy."""
 _PLACEHOLDER: Final = re.compile(rf"(?<!\d){str(FIRST_PLACEHOLDER)[:-4]}\d{{4}}(?!\d)")
@@ -58,11 +55,10 @@ _PLACEHOLDER: Final = re.compile(rf"(?<!\d){str(FIRST_PLACEHOLDER)[:-4]}\d{{4}}(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scan:
-    """A leaf of a kept plan, the place of its rows among the inputs, and the arguments that another one is made of."""
+    """A leaf of a kept plan, and the place of its rows among the inputs."""
 
     node: JavaObject
     place: int
-    arguments: tuple[JavaObject, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +85,7 @@ class KeptPlan:
 
     Args:
         classes: see ``SparkClasses``.
-        replacement: makes a partial function of pairs: see ``PlanEditor.replacement``.
+        editor: of its session.
         template: what is copied.
         own: gives each task its own rows, if the plan has lost its exchange.
         session: that its copies are of, if it is not the session of ``classes``.
@@ -98,13 +94,13 @@ class KeptPlan:
     def __init__(
         self,
         classes: SparkClasses,
-        replacement: Callable[..., JavaObject],
+        editor: PlanEditor,
         template: _PlanTemplate,
         own: OwnRows | None,
         session: JavaObject,
     ) -> None:
         self._classes = classes
-        self._replacement = replacement
+        self._editor = editor
         self._plan = template.plan
         self._scans = template.scans
         self._arrays = {placeholders: classes.constant_array(placeholders) for placeholders in template.arrays}
@@ -142,7 +138,7 @@ class KeptPlan:
         self, numbers: tuple[int, ...], rdds: Sequence[JavaObject]
     ) -> tuple[JavaObject, Mapping[str, JavaObject]]:
         """The RDD of a batch, and the nodes that observe it, by label."""
-        mine = _BatchNumbers(self._classes, self._replaced, self._arrays, numbers)
+        mine = BatchNumbers(self._classes, self._editor, self._arrays, numbers)
         if self._functions is not None:
             return self._functions.over(rdds, mine)
         if next(self._batches) == _TAKEN_AT:
@@ -166,64 +162,12 @@ class KeptPlan:
             for scan in self._scans
         }
         places = {rdd.id(): place for place, rdd in rdds.items()}
-        return functions_of(self._classes, self._replaced, self._over(self._plan, rdds), places, self._arrays)
+        return functions_of(self._classes, self._editor, self._over(self._plan, rdds), places, self._arrays)
 
     def _over(self, plan: JavaObject, rdds: Mapping[int, JavaObject]) -> JavaObject:
         """The plan over other input rows, given by their places."""
-        return self._replaced(
-            plan, *itertools.chain(*((scan.node, self._scan(scan, rdds[scan.place])) for scan in self._scans))
-        )
-
-    def _scan(self, scan: _Scan, rdd: JavaObject) -> JavaObject:
-        columns, _, *others = scan.arguments
-        return self._classes.scan(columns, rdd, *others)
-
-    def _replaced(self, plan: JavaObject, *pairs: JavaObject, in_expressions: bool = False) -> JavaObject:
-        """The plan with nodes replaced, or expressions."""
-        size = 2 * MAX_REPLACEMENTS
-        for first in range(0, len(pairs), size):
-            replacement = self._replacement(*pairs[first : first + size])
-            plan = plan.transformAllExpressions(replacement) if in_expressions else plan.transformUp(replacement)
-        return plan
-
-
-class _BatchNumbers:
-    """The numbers of a batch, in place of the placeholders of a plan.
-
-    Args:
-        classes: see ``SparkClasses``.
-        replaced: see ``KeptPlan``.
-        arrays: the literals with placeholders, by these.
-        numbers: the numbers that these stand for, in order.
-    """
-
-    def __init__(
-        self,
-        classes: SparkClasses,
-        replaced: Callable[..., JavaObject],
-        arrays: Mapping[tuple[int, ...], JavaObject],
-        numbers: tuple[int, ...],
-    ) -> None:
-        self._classes = classes
-        self._replaced = replaced
-        self._arrays = arrays
-        self._numbers = numbers
-        self._made: dict[tuple[int, ...], JavaObject] = {}
-
-    def array(self, placeholders: tuple[int, ...]) -> JavaObject:
-        """The array of the numbers that these placeholders stand for."""
-        if placeholders not in self._made:
-            self._made[placeholders] = self._classes.array_data([self._number(value) for value in placeholders])
-        return self._made[placeholders]
-
-    def put_into(self, plan: JavaObject) -> JavaObject:
-        """A plan with its numbers."""
-        pairs = ((literal, self._classes.array_of(self.array(each))) for each, literal in self._arrays.items())
-        return self._replaced(plan, *itertools.chain.from_iterable(pairs), in_expressions=True)
-
-    def _number(self, value: int) -> int:
-        """What takes the place of a value in the kept plan: itself, or the number that it is the placeholder of."""
-        return self._numbers[value - _PLACEHOLDERS.start] if value in _PLACEHOLDERS else value
+        scans = ((scan.node, self._classes.scan_like(scan.node, rdds[scan.place])) for scan in self._scans)
+        return self._editor.replace_nodes(plan, scans)
 
 
 def numbers_of(parts: Sequence[BoundPlan]) -> tuple[int, ...]:
@@ -408,7 +352,7 @@ class KeptPlans:
         """The kept plan of a shape; ``None`` if it depends on more than its rows, or Spark has made something else."""
         assert self._classes is not None
         self._classes.activate()
-        numbers, labels, rdds = iter(_PLACEHOLDERS), list[str](), list[int]()
+        numbers, labels, rdds = iter(PLACEHOLDERS), list[str](), list[int]()
         parts = PlanParts(
             rows=partial(self._empty, rdds),
             number=lambda _: self._builder.editor.literal(next(numbers)),
@@ -420,10 +364,10 @@ class KeptPlans:
             return None
         query = java_frame(self._builder.editor.frame(logical)).queryExecution()
         arrays = _arrays_of(json_of(query.optimizedPlan()), analysed)
-        physical, replacement = query.executedPlan(), self._builder.editor.replacement
+        physical, editor = query.executedPlan(), self._builder.editor
         if isinstance(plan, MatchedRows):  # rows with equal keys lie together already, which Spark cannot know
             for exchange in [node for node in plan_nodes(physical) if plan_kind(node) == "ShuffleExchangeExec"]:
-                physical = physical.transformUp(replacement(exchange, exchange.child()))
+                physical = editor.replace_nodes(physical, [(exchange, exchange.child())])
         partitioning, own = _one_partitioning(physical), None
         if placement is not None:
             found = exchange_of(physical, placement)
@@ -431,7 +375,7 @@ class KeptPlans:
                 return None
             exchange, keys = found
             mended = self._classes.exchanged_by(exchange, keys, placement.partitions)
-            placed = physical.transformUp(replacement(exchange, mended))
+            placed = editor.replace_nodes(physical, [(exchange, mended)])
             partitioning = _one_partitioning(placed)
             if placement.sent is None:
                 physical = placed
@@ -441,7 +385,7 @@ class KeptPlans:
                 # read. Rows that were exchanged are the same for both, those of a function of Python may differ.
                 if own is None or not (self._classes.keeps_one_copy or is_row_wise(analysed)):
                     return None
-                physical = physical.transformUp(replacement(exchange, exchange.child()))
+                physical = editor.replace_nodes(physical, [(exchange, exchange.child())])
         scans = list(_scans_of(physical, rdds))
         if arrays is None or {scan.place for scan in scans} != set(range(len(rdds))):
             return None
@@ -450,7 +394,7 @@ class KeptPlans:
         template = _PlanTemplate(plan=physical, scans=scans, arrays=arrays, labels=labels, partitioning=partitioning)
         has_many = placement is not None and own is None
         session = self._classes.session_for_many() if has_many else None
-        return KeptPlan(self._classes, replacement, template, own, session)
+        return KeptPlan(self._classes, editor, template, own, session)
 
     def _own_rows(self, placement: Placement) -> OwnRows | None:
         assert self._owners is not None
@@ -531,12 +475,11 @@ def _arrays_of(optimized: str | None, analysed: str) -> set[tuple[int, ...]] | N
         in_arrays = sum(values.count(placeholder) for values in literals)
         if not in_arrays or in_arrays != optimized.count(str(placeholder)):
             return None
-    return {values for values in literals if any(value in _PLACEHOLDERS for value in values)}
+    return {values for values in literals if any(value in PLACEHOLDERS for value in values)}
 
 
 def _scans_of(plan: JavaObject, rdds: Sequence[int]) -> Iterator[_Scan]:
     """The leaves of a physical plan that read input rows."""
     for node in plan_nodes(plan):
         if plan_kind(node) == "RDDScanExec" and (number := node.rdd().id()) in rdds:
-            arguments = tuple(node.productElement(place) for place in range(node.productArity()))
-            yield _Scan(node=node, place=rdds.index(number), arguments=arguments)
+            yield _Scan(node=node, place=rdds.index(number))

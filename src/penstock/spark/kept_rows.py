@@ -69,10 +69,9 @@ MANY_GROUPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class GeneratedCode:
-    """The code of a stage, its text, the metric of its time, and the objects that it refers to by their places."""
+    """The code of a stage, the metric of its time, and the objects that the code refers to by their places."""
 
     code: JavaObject
-    text: str
     metric: JavaObject
     constants: Sequence[JavaObject]
 
@@ -160,14 +159,6 @@ class SparkClasses:
         return session
 
     def array(self, values: Sequence[int]) -> JavaObject:
-        """A literal of an array of BIGINT."""
-        return self.array_of(self.array_data(values))
-
-    def array_of(self, data: JavaObject) -> JavaObject:
-        """A literal of an array of BIGINT, as ``array_data`` makes it."""
-        return self.literal(data, self.longs)
-
-    def array_data(self, values: Sequence[int]) -> JavaObject:
         """An array of BIGINT, as Spark has it."""
         # the layout of UnsafeArrayData: its size, a bit for each NULL in words of 8 bytes, the values
         size, words = len(values), -(-len(values) // 64)
@@ -176,13 +167,17 @@ class SparkClasses:
         data.pointTo(content, self.offset, len(content))
         return data
 
+    def array_literal(self, array: JavaObject) -> JavaObject:
+        """The literal of an array of BIGINT."""
+        return self.literal(array, self.longs)
+
     def constant_array(self, values: Sequence[int]) -> JavaObject:
         """A literal equal to the one that Spark's optimiser makes of constants, so that it finds that one in a plan."""
         gateway: Any = self.spark.sparkContext._gateway  # noqa: SLF001
         array = gateway.new_array(gateway.jvm.long, len(values))
         for place, value in enumerate(values):
             array[place] = value
-        return self.literal(self.generic_array(array), self.longs)
+        return self.array_literal(self.generic_array(array))
 
     def exchanged_by(self, exchange: JavaObject, columns: Sequence[JavaObject], partitions: int) -> JavaObject:
         """The exchange of a physical plan, by other columns."""
@@ -222,7 +217,7 @@ class SparkClasses:
         if statistics.maxMethodCodeSize() > stage.conf().hugeMethodLimit():
             return None
         constants = context.references().toArray(self._any_tag)
-        return GeneratedCode(code, str(code.body()), stage.longMetric("pipelineTime"), constants)
+        return GeneratedCode(code, stage.longMetric("pipelineTime"), constants)
 
     def is_plan(self, value: JavaObject) -> bool:
         """Whether an object is a node of a physical plan."""

@@ -90,7 +90,7 @@ def list_files_of_views_again(frame: DataFrame) -> None:
 # * the plan above the leaf names its columns by the leaf's expression ids. A ``Union`` of an empty local relation with
 #   those ids and the batch's plan has them too; the optimiser then drops the empty side and leaves a plain renaming.
 
-MAX_REPLACEMENTS: Final = 4
+_MAX_REPLACEMENTS: Final = 4
 """Replacements in one call: the largest immutable ``Map`` of Scala that has a class of its own."""
 
 
@@ -125,7 +125,7 @@ class PlanEditor:
         self._local_relation = getattr(self.jvm, "org.apache.spark.sql.catalyst.plans.logical.LocalRelation")
         self._no_rows = getattr(self.jvm, "java.util.ArrayList")()
         self._maps = tuple(
-            getattr(self.jvm, f"scala.collection.immutable.Map$Map{size}") for size in range(1, MAX_REPLACEMENTS + 1)
+            getattr(self.jvm, f"scala.collection.immutable.Map$Map{size}") for size in range(1, _MAX_REPLACEMENTS + 1)
         )
         self._lists = ScalaLists(self.jvm)
         self._none = scala_object(self.jvm, "scala.None")
@@ -150,13 +150,25 @@ class PlanEditor:
 
         Args:
             pairs: a node and its replacement, the next node and its replacement, and so on; at most
-                ``MAX_REPLACEMENTS`` pairs.
+                ``_MAX_REPLACEMENTS`` pairs.
         """
         return self._maps[len(pairs) // 2 - 1](*pairs)
 
+    def replace_nodes(self, plan: JavaObject, pairs: Iterable[tuple[JavaObject, JavaObject]]) -> JavaObject:
+        """A plan, or an expression, with nodes replaced by those that they are paired with."""
+        for some in _in_groups(pairs):
+            plan = plan.transformUp(self.replacement(*some))
+        return plan
+
+    def replace_expressions(self, plan: JavaObject, pairs: Iterable[tuple[JavaObject, JavaObject]]) -> JavaObject:
+        """A plan with expressions replaced by those that they are paired with."""
+        for some in _in_groups(pairs):
+            plan = plan.transformAllExpressions(self.replacement(*some))
+        return plan
+
     def bind(self, plan: JavaObject, leaf: PlanLeaf, below: JavaObject) -> JavaObject:
         """``plan`` with ``below`` in the place of its leaf: the same columns by position, whatever their names."""
-        return plan.transformUp(self.replacement(leaf.plan, self._union_of_two(leaf.empty, below)))
+        return self.replace_nodes(plan, [(leaf.plan, self._union_of_two(leaf.empty, below))])
 
     def union(self, plans: Sequence[JavaObject]) -> JavaObject:
         """The rows of analysed plans with the same columns, which share no expression id."""
@@ -187,6 +199,12 @@ class PlanEditor:
         from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
         return cast("DataFrame", ClassicFrame(made, self.spark))
+
+
+def _in_groups(pairs: Iterable[tuple[JavaObject, JavaObject]]) -> Iterator[Sequence[JavaObject]]:
+    """Pairs one after another, in groups that one partial function can have."""
+    flat, size = list(itertools.chain.from_iterable(pairs)), 2 * _MAX_REPLACEMENTS
+    return (flat[first : first + size] for first in range(0, len(flat), size))
 
 
 # ---- metrics observed by the first job over a plan -------------------------------------------------------------------
