@@ -74,6 +74,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one local session of a test run; penstock must never stop it."""
     from pyspark.sql import SparkSession
 
+    from penstock.spark.local_files import set_modes_without_processes
+
     directory = tmp_path_factory.mktemp("spark")
     os.environ["PYSPARK_PYTHON"] = sys.executable  # the workers are this Python, whatever PATH says
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -100,6 +102,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     for name, value in settings.items():
         builder = builder.config(name, str(value))
     session = builder.getOrCreate()
+    set_modes_without_processes(session.sparkContext)
     remember_classes()
     yield session
     session.stop()

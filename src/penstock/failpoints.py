@@ -83,7 +83,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "state.compacted": "layers are merged, nothing durable names the result yet",
         "state.layer.before_write": "a layer is about to be written",
         "state.layer.durable": "a layer is durable and not yet acknowledged",
-        "state.layer.written": "a layer is written and not yet durable",
+        "state.layer.written": "a layer, or a part of a large one, is written and not yet durable",
         "state.part.loaded": "some of a step's restored rows are in memory, others may not be",
     }
 )

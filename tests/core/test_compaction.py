@@ -23,7 +23,7 @@ from penstock.state.compaction import (
     tier,
 )
 from penstock.state.layers import LayerFormat, LayerStats
-from penstock.state.parquet import MIN_ROWS_A_FILE, ROWS_A_TASK, HashSlice, LayerWriter
+from penstock.state.parquet import MIN_ROWS_A_FILE, MIN_ROWS_AHEAD, ROWS_A_TASK, HashSlice, LayerWriter
 from penstock.testing.filesystem import MemoryFileSystem
 
 
@@ -208,11 +208,13 @@ M = ROWS_A_TASK
 @pytest.mark.parametrize(
     ("rows", "live_rows", "slices", "parts"),
     [
-        (M, M, 1, 1),
-        (M, 4 * M, 4, 1),
+        (MIN_ROWS_AHEAD, M, 1, 1),
+        (4 * MIN_ROWS_AHEAD, M, 4, 1),
+        (M, M, 16, 1),
+        (M, 32 * M, 32, 1),
         (MIN_ROWS_A_FILE - 1, 4 * M, 1, 1),
         (3 * MIN_ROWS_A_FILE, 8 * M, 2, 1),
-        (4 * M, M, 4, 4),
+        (4 * M, M, 64, 4),
     ],
 )
 def test_a_layer_of_much_state_has_slices_while_each_has_rows_enough(
@@ -241,7 +243,7 @@ def test_a_layer_of_much_state_has_slices_while_each_has_rows_enough(
     stats = LayerStats(rows=rows, level=0, first_end=1, last_end=2)
     ref = writer.write(none, stats, horizon=0, live_rows=live_rows)
     assert (ref.rows, ref.detail["slices"]) == (rows, slices)
-    assert told == [(HashSlice(part, parts), slices) for part in range(parts)]
+    assert told == [(part, slices) for part in HashSlice.all(parts)]
 
 
 @given(st.integers(0, 2**32), st.integers(0, 6), st.integers(0, 6))

@@ -16,7 +16,7 @@ from penstock.clock import MIN_WATERMARK
 from penstock.elements import RefCount
 from penstock.errors import CheckpointAborted, LayerMissing, StorageFailed
 from penstock.handles import FileRef, LayerRef, StateHandle
-from penstock.state import compaction, durable
+from penstock.state import compaction, durable, parquet
 from penstock.state.compaction import PIECE_ROWS
 from penstock.state.durable import DurableLayers, PendingLayers, group_of
 from penstock.state.layers import Layer, LayerFormat, LayerStats
@@ -55,7 +55,7 @@ class FakeWriter:
     filesystem = session = None
     tasks = 1
 
-    def write(self, rows: Any, stats: LayerStats, *, horizon: int, live_rows: int) -> LayerRef:
+    def write(self, rows: Any, stats: LayerStats, *, horizon: int, live_rows: int, are_files: bool = False) -> LayerRef:
         with self.background():
             found = rows(HashSlice(0, 1))
             for each in self.during:
@@ -146,7 +146,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> State:
 
     monkeypatch.setattr(durable, "CachedUnion", Union)
     monkeypatch.setattr(durable, "union_layers", union)
-    monkeypatch.setattr(durable, "scan_layers", scan)
+    monkeypatch.setattr(parquet, "scan_layers", scan)
     made = State()
     return made
 

@@ -48,6 +48,37 @@ def test_between_the_jobs_of_a_snapshot_one_merge_goes_and_the_others_after_it(m
     assert [name.split()[0] for name in merges.story] == ["merge", "job", "job", "job", "merge", "merge"]
 
 
+def test_a_job_of_a_snapshot_goes_before_a_merge_that_has_waited_for_longer(merges):
+    slots = merges.slots
+    with slots.background():
+        first = merges.ask("merge")
+        until(60, "it waits", lambda: slots._waiting[False])
+
+        def snapshot() -> None:
+            with slots.snapshot(), slots.background():
+                merges.story.append("job")
+
+        second = merges.pool.submit(snapshot)
+        until(60, "it waits, too", lambda: slots._waiting[True])
+    for each in (first, second):
+        each.result(60)
+    assert merges.story == ["job", "merge"]
+
+
+def test_a_merge_that_has_waited_for_a_whole_snapshot_goes_before_the_next(merges):
+    slots = merges.slots
+    with slots.snapshot():
+        with slots.background():
+            waiting = merges.ask("merge")
+            until(60, "it waits", lambda: slots._waiting[False])
+            slots._others = 0  # as if another one had gone, or this one had been too slow
+        slots._others = 1
+    with slots.snapshot(), slots.background():
+        merges.story.append("job")
+    waiting.result(60)
+    assert merges.story == ["merge", "job"]
+
+
 def test_snapshot_after_snapshot_leaves_each_time_one_merge_its_turn(merges):
     for number in range(3):
         with merges.slots.snapshot():

@@ -132,7 +132,7 @@ def test_however_rows_come_the_results_are_those_of_sql_over_all_of_them(spark, 
                 case "restart":
                     rig = rig.again(rig.checkpoint(), partitions=detail)
                 case "merge":
-                    rig.operator._compact()
+                    rig.operator._compact(rig.operator._due)
                     rig.maintain()
             assert len(rig.take(LATE_PORT)) == rig.counts.pop("late", 0)
         rig.advance(MAX_WATERMARK)

@@ -42,7 +42,7 @@ def one_pass(rig: Rig, start: int) -> list[int]:
             jobs.append(batch.jobs)
         rig.advance((start + 10) * SECOND)
         rig.take()
-        rig.operator._compact()
+        rig.operator._compact(rig.operator._due)
         rig.checkpoint()
         rig.advance((start + 90) * SECOND)
         rig.take()

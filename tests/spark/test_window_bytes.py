@@ -71,7 +71,7 @@ def test_half_as_much_again_is_written_as_changes_and_what_lies_there_settles_ne
     spark, tmp_path, monkeypatch
 ):
     """One part in twenty of a window's keys changes between two checkpoints, until merges have come round."""
-    monkeypatch.setattr(parquet, "ROWS_A_TASK", 30_000)  # several slices a merge, as large state has
+    monkeypatch.setattr(parquet, "ROWS_A_MERGE", 30_000)  # several slices a merge, as large state has
     rig = Rig(spark, step(), SCHEMA, tmp_path / "state")
     rig.process_frame(rows(spark))
     rig.checkpoint()

@@ -84,7 +84,7 @@ def test_no_exchange_lies_above_layers_of_batches_of_whose_keys_spark_knows_more
     for some in (layers, layers[1:], layers[::-1]):
         assert exchanges(rig.operator._queries.frame(rig.operator._queries.merged(some, 0)[0])) == 0
     lease.release()
-    rig.operator._compact()
+    rig.operator._compact(rig.operator._due)
     rig.process(rows(0))
     rig.advance(10 * SECOND)
     (_, batch), *_ = rig.sent
@@ -106,7 +106,7 @@ def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
         assert exchanges(results.finished(layers, DueWindows(0, 20 * SECOND, (0, 20 * SECOND)))) == 0
         assert exchanges(frames.layers_format.merged(frames.layers_format.between(union_layers(layers), 0))) == 0
         lease.release()
-    rig.operator._compact()
+    rig.operator._compact(rig.operator._due)
     rig.process(rows(0))
     layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
     assert max(layer.level for layer in layers) == 1
@@ -218,7 +218,7 @@ def test_the_blocks_of_a_result_on_its_way_outlive_compaction_and_closing(spark,
 def test_a_layers_plan_does_not_reach_back_to_the_batch(spark, rig):
     rig.process(rows(0))
     rig.process(rows(0))
-    rig.operator._compact()
+    rig.operator._compact(rig.operator._due)
     layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
     for layer in layers:
         plan = layer.frame._jdf.queryExecution().analyzed()

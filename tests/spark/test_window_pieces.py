@@ -13,7 +13,7 @@ from penstock.operators import aggregates as agg
 from penstock.operators.windows import operator
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
-from penstock.state import compaction, durable
+from penstock.state import compaction, durable, parquet
 from penstock.state.compaction import Compaction
 from window_harness import Rig, counted, exchanges, persistent
 
@@ -84,7 +84,7 @@ def test_changes_of_keys_that_are_too_many_to_be_hot_wait_once_they_have_met_aga
 
 
 def test_a_merge_of_durable_layers_lets_pieces_go_between_its_jobs(rig, monkeypatch):
-    monkeypatch.setattr("penstock.state.parquet.ROWS_A_TASK", 100)
+    monkeypatch.setattr(parquet, "ROWS_A_MERGE", 100)
     for first in (0, 200):
         rig.process(users(first, first + 200))
         rig.checkpoint()
@@ -100,6 +100,86 @@ def test_a_merge_of_durable_layers_lets_pieces_go_between_its_jobs(rig, monkeypa
     assert sums(rig.again(rig.checkpoint())) == {
         f"u{number}": number * (2 if number < 200 else 1) for number in range(400)
     }
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_merge_of_files_in_more_parts_than_they_have_slices_reads_none_for_each_part(spark, rig, monkeypatch, fails):
+    monkeypatch.setattr(parquet, "ROWS_A_MERGE", 50)
+    monkeypatch.setattr(parquet, "ROWS_HELD", 100)
+    monkeypatch.setattr(parquet, "MIN_ROWS_A_FILE", 100)
+    for first, slices in ((0, 2), (100, 4), (200, 1)):
+        monkeypatch.setattr(parquet, "MIN_ROWS_AHEAD", 400 // slices)
+        rig.process(users(first, first + 400))
+        rig.checkpoint()
+    assert [ref.detail["slices"] for ref in rig.operator._durable.refs] == [2, 4, 1]
+    before, real, reads, jobs = persistent(spark), parquet.scan_layers, [], []
+
+    def scan(layers_format, filesystem, session, files):
+        reads.extend(file.path for _, found in files for file in found)
+        return real(layers_format, filesystem, session, files)
+
+    def between() -> None:
+        jobs.append(None)
+        if fails and len(jobs) == 6:
+            raise OSError("no")  # noqa: EM101
+
+    monkeypatch.setattr(parquet, "scan_layers", scan)
+    monkeypatch.setattr(
+        durable,
+        "plan_durable_compaction",
+        lambda layers, **_: Compaction(names=tuple(each.name for each in layers), level=1, reason="test"),
+    )
+    with pytest.raises(OSError, match="no") if fails else contextlib.nullcontext():
+        rig.operator._durable.compact(between)
+    assert persistent(spark) <= before
+    monkeypatch.undo()
+    if not fails:
+        (merged,) = rig.operator._durable.refs
+        assert (merged.rows, merged.detail["slices"], len(jobs)) == (600, 32, 32 + 8 * 3)
+        # an eighth of 1,200 rows is held at a time; more parts would have the one slice be read more than 8 times
+        assert sorted(reads.count(path) for path in set(reads)) == [2, 2, 2, 2, 4, 4, 8]
+    expected = {f"u{n}": n * ((n < 400) + (100 <= n < 500) + (n >= 200)) for n in range(600)}
+    assert sums(rig.again(rig.checkpoint())) == expected
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_a_merge_of_merged_layers_reads_of_them_only_what_a_part_needs(spark, tmp_path, monkeypatch, partitions):
+    monkeypatch.setattr(operator, "MERGED_AT_ONCE", 40)
+    monkeypatch.setattr(operator, "MAX_MERGE_READS", 2)
+    before = persistent(spark)
+    rig = Rig(spark, step(), SCHEMA, tmp_path, partitions=partitions)
+    real, taken = rig.operator._queries._preparer.in_one, []
+
+    def in_one(frames, number):
+        taken.append([len(parts) for _, parts in frames])
+        return real(frames, number)
+
+    monkeypatch.setattr(rig.operator._queries._preparer, "in_one", in_one)
+
+    def merge(layers) -> None:
+        merging = Compaction(names=tuple(layer.name for layer in layers), level=1, reason="test")
+        rig.operator._compact(lambda: merging)
+
+    for first in (0, 100):
+        for start in range(first, first + 160, 10):
+            rig.process(users(start, start + 20))
+        merge([layer for layer in rig.operator._stack._layers if not layer.parts])
+    layers = list(rig.operator._stack._layers)
+    assert [len(layer.parts) for layer in layers] == [2 * partitions] * 2, "as often as a row may be read"
+    rig.process(users(0, 1))
+    monkeypatch.setattr(operator, "MAX_MERGE_READS", 3)
+    taken.clear()
+    merge(rig.operator._stack._layers)
+    assert len(taken) == {1: 4, 2: 8, 3: 12}[partitions], "twice as many"
+    assert all(parts == [1, 1, 0] for parts in taken), "and each reads one part of each layer that has parts"
+    expected: dict[str, int] = {}
+    for first in (0, 100):
+        for start in range(first, first + 160, 10):
+            for number in range(start, start + 20):
+                expected[f"u{number}"] = expected.get(f"u{number}", 0) + number
+    assert sums(rig.again(rig.checkpoint())) == expected
+    rig.operator.close()
+    assert persistent(spark) <= before
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3])

@@ -78,6 +78,28 @@ def test_in_whatever_parts_it_comes_it_is_the_same(written, monkeypatch, partiti
     rig.operator.close()
 
 
+@pytest.mark.parametrize("partitions", [1, 2, 4])
+def test_a_part_of_which_no_file_has_a_row_is_empty_and_in_its_place(spark, tmp_path, monkeypatch, partitions):
+    monkeypatch.setattr(parquet, "MIN_ROWS_AHEAD", 10)
+    monkeypatch.setattr(parquet, "MIN_ROWS_A_FILE", 10)
+    rig = Rig(spark, step(), SCHEMA, tmp_path, partitions=partitions)
+    codes = {user: spark.sql(f"SELECT pmod(hash('{user}'), 4) AS code").first().code for user in USERS}
+    users = tuple(user for user, code in codes.items() if code == 3)
+    for second in range(0, 100, 10):
+        rig.process(rows(second, users))
+    handle = rig.checkpoint()
+    (layer,) = handle.layers
+    assert {file.path.split("/")[-2] for file in layer.files} < {f"{number:04d}" for number in range(8)}
+    again = rig.again(handle)
+    again.process(rows(15))
+    rig.operator._compact(rig.operator._due)
+    again.advance(MAX_WATERMARK)
+    expected = {second + 10: second * len(users) for second in range(0, 100, 10)}
+    assert sums(again) == expected | {20: expected[20] + 15 * len(USERS)}
+    again.operator.close()
+    rig.operator.close()
+
+
 def test_what_it_is_merged_with_needs_no_exchange(written):
     rig = written.again(written.checkpoint(), late_read=False)
     rig.process(rows(15))

@@ -386,7 +386,7 @@ def merging_meets(monkeypatch, rig: Rig, meanwhile) -> list:
         return real(self, *given, **more)
 
     monkeypatch.setattr(parquet.LayerWriter, "_write_part", write)
-    rig.operator._compact()  # so that it is known how few rows are live
+    rig.operator._compact(rig.operator._due)  # so that it is known how few rows are live
     rig.operator._durable.compact()
     monkeypatch.undo()
     assert found[0] is not None

@@ -316,6 +316,7 @@ class CachedUnion:
 
     def __init__(self, session: SparkSession) -> None:
         jvm: Any = session.sparkContext._jvm  # noqa: SLF001 - plans have no public way in
+        self._context: Any = session.sparkContext._jsc.sc()  # noqa: SLF001
         self._row_leaves = RowLeaves(session)
         self._hash_partitioning = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")
         self._union_rdd = getattr(jvm, "org.apache.spark.rdd.UnionRDD")
@@ -345,13 +346,28 @@ class CachedUnion:
         rdd = self._zipped([leaf.rdd for leaf in leaves], partitioning.numPartitions())
         return self._row_leaves.make(columns, rdd, partitioning)
 
-    def partition(self, frames: Sequence[DataFrame], number: int) -> JavaObject | None:
-        """As ``stacked``, of one partition alone: only a task for that one will run."""
-        plan = self.stacked(frames)
-        if plan is None:
+    def in_one(self, frames: Sequence[tuple[DataFrame, Sequence[DataFrame]]], number: int) -> JavaObject | None:
+        """A plan, of one partition, of some rows of several frames: only a task for these will run.
+
+        ``None`` if the frames are not all partitioned in the same known way.
+
+        Args:
+            frames: as in ``stacked``, each with frames of one partition that have the rows to read of it. Without these
+                its partition ``number`` is read.
+            number: of a partition.
+        """
+        leaves = [self._leaf_of(frame) for frame, _ in frames]
+        first = leaves[0]
+        if not first.placement or any(leaf.placement != first.placement for leaf in leaves):
             return None
-        pruned = self._pruning_rdd.create(plan.rdd(), self._set1(number))
-        return self._row_leaves.make(plan.output(), pruned, self._in_one)
+        rdds = []
+        for leaf, (_, parts) in zip(leaves, frames, strict=True):
+            if parts:
+                rdds += [logical_plan(part).rdd() for part in parts]
+            else:
+                rdds.append(self._pruning_rdd.create(leaf.rdd, self._set1(number)))
+        columns, _ = self._own_partitioning(frames[0][0], first)
+        return self._row_leaves.make(columns, self._zipped(rdds, 1), self._in_one)
 
     def side_by_side(self, frames: Sequence[DataFrame], columns: Sequence[str], *, partitions: int) -> JavaObject:
         """A plan of the rows of frames that have one partition each, as a frame hash-partitioned by ``columns``.
@@ -370,6 +386,11 @@ class CachedUnion:
         ]
         partitioning = self._hash_partitioning(hashed_by, partitions)
         return self._row_leaves.make(plans[0].output(), self._zipped(rounds, partitions), partitioning)
+
+    def no_rows(self, columns: JavaObject) -> JavaObject:
+        """A plan with these columns of one partition without rows: where Spark knows of none it makes no partition."""
+        rdd = self._context.parallelize(self._lists.nil, 1, self._class_tag)
+        return self._row_leaves.make(columns, rdd, self._in_one)
 
     def one_after_another(self, columns: JavaObject, rdds: Sequence[JavaObject]) -> JavaObject:
         """A plan with these columns, all nullable: the partitions of the first RDD, then those of the next."""

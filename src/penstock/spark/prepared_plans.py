@@ -178,9 +178,9 @@ class PlanPreparer:
         found = self._kept.kept(MatchedRows(rows, others, tuple(keys)))
         return rows if found is None else InputRows(logical_plan(found.frame()))
 
-    def partition(self, frames: Sequence[DataFrame], number: int) -> BoundPlan | None:
-        """See ``CachedUnion.partition``."""
-        plan: JavaObject | None = self._cached_union.partition(frames, number)
+    def in_one(self, frames: Sequence[tuple[DataFrame, Sequence[DataFrame]]], number: int) -> BoundPlan | None:
+        """See ``CachedUnion.in_one``."""
+        plan: JavaObject | None = self._cached_union.in_one(frames, number)
         return None if plan is None else InputRows(plan)
 
     def side_by_side(self, frames: Sequence[DataFrame], columns: Sequence[str], *, partitions: int) -> DataFrame:

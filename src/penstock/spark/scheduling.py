@@ -23,8 +23,9 @@ class BackgroundSlots:
     """The background's share of the cores: at most ``cores - 1`` jobs at a time, for Spark never preempts a task.
 
     On one core a background job runs between batches: it and the data path take turns. A snapshot takes several jobs.
-    While it is under way at most one piece of other work begins: a checkpoint waits for what runs and for one merge,
-    not for one between each two of its jobs. Without that one, merges would never run where snapshot follows snapshot.
+    While it is under way at most one piece of other work begins, and none while a job of the snapshot waits: a
+    checkpoint waits for what runs. Where snapshot follows snapshot merges would never run so. If none has begun during
+    a snapshot and one waits at its end, the next snapshot waits for that one.
     """
 
     def __init__(self, cores: int) -> None:
@@ -32,6 +33,8 @@ class BackgroundSlots:
         self._changed = threading.Condition()
         self._snapshots = 0
         self._others = 0  # pieces of other work that may still begin while snapshots are under way
+        self._waiting = {True: 0, False: 0}  # jobs of snapshots, and of others
+        self._is_turn_of_others = False
         self._thread = threading.local()
         self._turns = threading.Lock() if cores == 1 else None
 
@@ -48,6 +51,7 @@ class BackgroundSlots:
             self._thread.is_ahead = False
             with self._changed:
                 self._snapshots -= 1
+                self._is_turn_of_others = bool(self._others and self._waiting[False])
                 self._changed.notify_all()
 
     @contextmanager
@@ -63,11 +67,24 @@ class BackgroundSlots:
                 self._changed.notify_all()
 
     def _take(self, *, is_ahead: bool) -> None:
+        may_begin = self._may_snapshot if is_ahead else self._may_other
         with self._changed:
-            self._changed.wait_for(lambda: self._free and (is_ahead or not self._snapshots or self._others))
+            self._waiting[is_ahead] += 1
+            self._changed.wait_for(lambda: self._free and may_begin())
+            self._waiting[is_ahead] -= 1
             self._free -= 1
-            if not is_ahead and self._snapshots:
-                self._others -= 1
+            if not is_ahead:
+                self._others -= bool(self._snapshots)
+                self._is_turn_of_others = False
+            self._changed.notify_all()  # others may have waited for this one to go
+
+    def _may_snapshot(self) -> bool:
+        return not (self._is_turn_of_others and self._waiting[False])
+
+    def _may_other(self) -> bool:
+        if not self._snapshots:
+            return True
+        return bool(self._others) and (self._is_turn_of_others or not self._waiting[True])
 
     @contextmanager
     def foreground(self) -> Iterator[None]:

@@ -26,6 +26,7 @@ from penstock.spark.configuration import (
     read_configuration,
 )
 from penstock.spark.jvm import MAX_SOCKET_FOLDER_CHARS, make_spark_home, remember_classes, start_jvm
+from penstock.spark.local_files import set_modes_without_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -83,7 +84,6 @@ def state_session(session: SparkSession, *, tasks: int) -> SparkSession:
     settings = STATE_SETTINGS | {
         TIMEZONE: UTC,
         "spark.sql.shuffle.partitions": str(tasks),
-        "spark.sql.maxConcurrentOutputFileWriters": "128",  # a task writes slices side by side, without sorting rows
     }
     for name, value in settings.items():
         child.conf.set(name, value)
@@ -252,6 +252,7 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
         except Exception as error:
             msg = f"Spark could not start on master {master!r}: {sentence(_java_message(error))}"
             raise EngineFailed(msg) from error
+        set_modes_without_processes(context)
         if not master.startswith("local") and PARALLELISM not in configured:
             _keep_parallelism(context, master)
     made = SparkSession.builder.config(conf=conf).getOrCreate()

@@ -20,8 +20,8 @@ _SMALL_MERGE: Final = 4 * SMALLEST_TIER
 """Rows up to which a merge costs about the same."""
 MERGED_AT_ONCE: Final = 300_000
 """Rows above which layers in memory are merged by several jobs in turn: other tasks go between."""
-MAX_MERGE_PARTS: Final = 8
-"""Jobs for each partition of such a merge, at most: each reads all rows of its partition, and merges some."""
+MAX_MERGE_READS: Final = 8
+"""How often such a merge may read each row, on average: a layer that was made at once is read by each job."""
 PIECE_ROWS: Final = 64_000
 """Rows that are not durable at which they are written as a piece: a few tenths of a second of merging and writing."""
 PIECE_SHARE: Final = 4
@@ -69,9 +69,7 @@ def tier(rows: int, *, fan: int) -> int:
 def plan_memory_compaction(layers: Sequence[LayerSize], *, fan: int = 4, limit: int = 8) -> Compaction | None:
     """Which layers in memory to merge next, or ``None`` if none.
 
-    A full tier, of ``fan`` layers, is merged together with all smaller layers. If no tier is full but there are
-    ``limit`` layers in all, the smallest layers of the largest group are merged: at most ``fan``, and the number that
-    costs least for each layer saved.
+    A full tier, of ``fan`` layers, is merged together with all smaller layers; else as ``plan_crowded_compaction``.
 
     Args:
         layers: the stack; order does not matter.
@@ -82,6 +80,14 @@ def plan_memory_compaction(layers: Sequence[LayerSize], *, fan: int = 4, limit: 
         found = _full_tier([layer for layer in layers if layer.group == group], fan)
         if found:
             return _merge(found, f"tier of {fan} full")
+    return plan_crowded_compaction(layers, fan=fan, limit=limit)
+
+
+def plan_crowded_compaction(layers: Sequence[LayerSize], *, fan: int, limit: int) -> Compaction | None:
+    """Which layers in memory to merge only because there are ``limit`` in all, or ``None`` if there are fewer.
+
+    The smallest layers of the largest group: at most ``fan``, and the number that costs least for each layer saved.
+    """
     if len(layers) >= limit:
         found = _most_crowded(layers, fan)
         if found:

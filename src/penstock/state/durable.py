@@ -23,12 +23,10 @@ from penstock.state.compaction import (
     plan_durable_compaction,
 )
 from penstock.state.layers import Layer, LayerStats, union_layers
-from penstock.state.parquet import HashSlice, LayerWriter, SliceRows, files_of, scan_layers, stats_of, window_bounds
+from penstock.state.parquet import LayerWriter, SliceReader, stats_of, window_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from pyspark.sql import DataFrame
 
     from penstock.handles import Json
     from penstock.state.layers import SnapshotScope
@@ -40,6 +38,10 @@ SETTLED_AFTER, SETTLED_BELOW = 4, 0.01
 """The state has settled once this many snapshots added less than this part of all bytes."""
 GROUP = "group"
 """Key of a layer's detail: the first layer that was written for the same snapshot, if it is not that one."""
+
+
+class _OvertakenError(Exception):
+    """Nobody needs the merge any more."""
 
 
 class DurableLayers:
@@ -189,17 +191,27 @@ class DurableLayers:
                 members = [ref for name, group in self._groups().items() if name in plan.names for ref in group]
                 self._merging_names = frozenset(ref.name for ref in members)
             merged = None
+
+            def go_on() -> None:
+                between()
+                if self._stack.closed or self._rebased != rebased:
+                    raise _OvertakenError
+
+            reader = SliceReader(members, self._writer, horizon=horizon, between=go_on)
             try:
                 stats = stats_of(members)
                 stats = replace(stats, rows=min(stats.rows, self._stack.rows))
                 merged = self._writer.write(
-                    self._rows_of_slices(members, between), stats, horizon=horizon, live_rows=self._stack.rows
+                    reader.rows, stats, horizon=horizon, live_rows=self._stack.rows, are_files=True
                 )
+            except _OvertakenError:
+                pass
             except Exception:
                 if self._rebased == rebased:  # else the files may be gone, and are not needed
                     raise
             finally:
                 self._end_merge(merged, rebased)
+                reader.close()
 
     def _end_merge(self, merged: LayerRef | None, rebased: int) -> None:
         with self._writing:
@@ -259,21 +271,6 @@ class DurableLayers:
     @cached_property
     def _cached_union(self) -> CachedUnion:
         return CachedUnion(self._writer.session)
-
-    def _rows_of_slices(self, refs: Sequence[LayerRef], between: Callable[[], None]) -> SliceRows:
-        """Reads the rows of a slice, out of only the files that may have some. Calls ``between`` before."""
-        by = self._writer.layers_format.slice_columns
-
-        def rows_of(part: HashSlice) -> DataFrame | None:
-            between()
-            files = [(ref, found) for ref in refs if (found := files_of(ref, part, by))]
-            if not files:
-                return None
-            writer = self._writer
-            rows = scan_layers(writer.layers_format, writer.filesystem, writer.session, files)
-            return rows.coalesce(writer.tasks)
-
-        return rows_of
 
     def _has_settled(self) -> bool:
         added = self._added

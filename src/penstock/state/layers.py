@@ -164,6 +164,7 @@ class Layer(LayerStats):
         frame: the rows.
         lease: counts those who need the blocks; the stack is one of them.
         emission_number: number of the first emission that has it; 0 if the step does not send changes.
+        parts: see ``CachedRows``.
     """
 
     name: str
@@ -171,17 +172,24 @@ class Layer(LayerStats):
     frame: DataFrame
     lease: RefCount
     emission_number: int = 0
+    parts: tuple[DataFrame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CachedRows:
-    """Rows in Spark's cache, and bounds of their ends, which mean nothing if there are none."""
+    """Rows in Spark's cache, and bounds of their ends, which mean nothing if there are none.
+
+    Attributes:
+        parts: the rows by slices of the hash, as many as there are frames, each of one partition. Empty if they are
+            only in the partitions of ``frame``.
+    """
 
     frame: DataFrame
     rows: int
     first_end: int
     last_end: int
     lease: RefCount
+    parts: tuple[DataFrame, ...] = ()
 
 
 def union_layers(layers: Sequence[Layer]) -> DataFrame:
@@ -334,7 +342,7 @@ def cache_rows(
 
 
 def join_rows(parts: Sequence[CachedRows], frame: DataFrame) -> CachedRows:
-    """``parts`` as one: ``frame`` has the rows of all, and reads their blocks."""
+    """``parts``, the slices of the hash in order, as one: ``frame`` has the rows of all, and reads their blocks."""
     alive = [part for part in parts if part.rows]
     return CachedRows(
         frame=frame,
@@ -342,6 +350,7 @@ def join_rows(parts: Sequence[CachedRows], frame: DataFrame) -> CachedRows:
         first_end=min((part.first_end for part in alive), default=MAX_WATERMARK),
         last_end=max((part.last_end for part in alive), default=MIN_WATERMARK),
         lease=RefCount(lambda: release_layers(parts)),
+        parts=tuple(part.frame for part in parts) if len(parts) > 1 else (),
     )
 
 
@@ -364,6 +373,7 @@ def _layer(kept: CachedRows, label: LayerLabel) -> Layer:
         last_end=kept.last_end,
         frame=kept.frame,
         lease=kept.lease,
+        parts=kept.parts,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import StorageFailed
 from penstock.handles import ColumnAction, FileRef, LayerRef
-from penstock.spark.blocks import explain_lost_blocks, with_session
+from penstock.spark.blocks import explain_lost_blocks, free_blocks, local_checkpoint, with_session
 from penstock.spark.plans import FrameObservation
 from penstock.spark.session import empty_frame
 from penstock.spark.sql import escape_glob, filter_text, quote_identifier, spark_type, variable_literal
@@ -19,7 +19,7 @@ from penstock.state.layers import LayerFormat, LayerStats
 from penstock.state.schema import column_changes, layer_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -95,13 +95,30 @@ def _declared_columns(changes: Sequence[ColumnChange], layers_format: LayerForma
 
 @dataclass(frozen=True, slots=True)
 class HashSlice:
-    """Part ``number`` of ``count``, by the hash of ``LayerFormat.slice_columns``; ``count`` is a power of two.
+    """Part ``number`` of ``count``, by the hash of ``LayerFormat.slice_columns``.
 
-    So each slice of 8 lies in one slice of 2, which holds four of them.
+    ``count`` is a power of two, in memory times the number of partitions. So each slice of 8 lies in one slice of 2,
+    which holds four of them.
     """
 
     number: int
     count: int
+
+    @classmethod
+    def all(cls, count: int) -> Iterator[HashSlice]:
+        """All ``count`` slices, a power of two; those that lie in one slice of fewer come one after another.
+
+        >>> [part.number for part in HashSlice.all(8)]
+        [0, 4, 2, 6, 1, 5, 3, 7]
+        """
+        numbers = [0]
+        while len(numbers) < count:
+            numbers = [number + more for number in numbers for more in (0, len(numbers))]
+        return (cls(number, count) for number in numbers)
+
+    def within(self, count: int) -> HashSlice:
+        """The slice of ``count``, as many or fewer, that it lies in."""
+        return HashSlice(self.number % count, count)
 
     def meets(self, other: HashSlice) -> bool:
         """Whether a row may be in both slices.
@@ -152,6 +169,123 @@ def files_of(ref: LayerRef, part: HashSlice, by: Sequence[str]) -> list[FileRef]
     return [file for file in ref.files if part.meets(HashSlice(int(file.path.split("/")[-2]), count))]
 
 
+MAX_READS: Final = 2
+"""How often each row may be read from files, on average, to load layers in small parts."""
+MAX_READS_TO_HOLD: Final = 8
+"""How often each row may be read from files, on average, so that few are held at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedRows:
+    """Of some layers, how many rows each has and in how many slices: all rows of one are read for any of them.
+
+    >>> SlicedRows([(1_000, 2), (1_000, 8)]).reads(8)
+    2.5
+    """
+
+    layers: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, refs: Sequence[LayerRef], by: Sequence[str]) -> SlicedRows:
+        """Of durable layers, in slices of the hash of ``by``."""
+        return cls([(ref.rows, slices_of(ref, by)) for ref in refs])
+
+    def reads(self, parts: int) -> float:
+        """How often each row is read, on average, if all are read in so many parts of the hash."""
+        read = sum(rows * max(1, parts // slices) for rows, slices in self.layers)
+        return read / max(1, self._rows)
+
+    def parts(self, *, least: int = 1, most_rows: int, most_reads: int) -> int:
+        """In how many parts to read them: enough that none takes long, but few enough that no row is read often.
+
+        Background tasks have to be short, since Spark never preempts one.
+
+        Args:
+            least: number of parts.
+            most_rows: rows of a part, above which there are twice as many if that is allowed.
+            most_reads: how often each row may be read, on average.
+        """
+        count = least
+        while self._rows > most_rows * count and self.reads(2 * count) <= most_reads:
+            count *= 2
+        return count
+
+    @property
+    def _rows(self) -> int:
+        return sum(rows for rows, _ in self.layers)
+
+
+class SliceReader:
+    """Reads the rows of durable layers, not merged, slice by slice in the order of ``HashSlice.all``.
+
+    A layer that has fewer slices than are asked for has files with the rows of several. Those rows are read once or a
+    few times, and kept in memory while slices that have some of them are asked for.
+
+    Args:
+        refs: the layers.
+        writer: has their format and place; each of the reader's jobs has a slot of the writer's.
+        horizon: rows that end at or before it may be left out.
+        between: called before each job, without a slot: there may be many, and other work must not wait for all.
+    """
+
+    def __init__(
+        self, refs: Sequence[LayerRef], writer: LayerWriter, *, horizon: int, between: Callable[[], None]
+    ) -> None:
+        self._refs = refs
+        self._writer = writer
+        self._by = writer.layers_format.slice_columns
+        self._horizon = horizon
+        self._between = between
+        self._held_part: HashSlice | None = None
+        self._held: list[DataFrame] = []
+
+    def rows(self, part: HashSlice) -> DataFrame | None:
+        """Rows that include all of a slice; ``None`` if no file has any."""
+        mixed = [ref for ref in self._refs if slices_of(ref, self._by) < part.count]
+        count = SlicedRows.of(mixed, self._by).parts(most_rows=ROWS_HELD, most_reads=MAX_READS_TO_HOLD)
+        within = part.within(min(part.count, count))
+        if self._held_part != within:
+            self.close()
+            self._hold(mixed, within)
+        self._between()
+        files = [(ref, files_of(ref, part, self._by)) for ref in self._refs if ref not in mixed]
+        frames = [self._scan(files), *self._held] if any(found for _, found in files) else self._held
+        return reduce(lambda left, right: left.union(right), frames).coalesce(self._writer.tasks) if frames else None
+
+    def close(self) -> None:
+        """Free the rows that are held."""
+        held, self._held, self._held_part = self._held, [], None
+        for frame in held:
+            free_blocks(frame)
+
+    def _hold(self, refs: Sequence[LayerRef], part: HashSlice) -> None:
+        layers_format = self._writer.layers_format
+        self._held_part = part
+        for files in _in_tasks([(ref, files_of(ref, part, self._by)) for ref in refs]):
+            self._between()
+            rows = layers_format.between(self._scan(files), self._horizon).where(part.condition(layers_format))
+            with self._writer.background():
+                self._held.append(local_checkpoint(rows.coalesce(1)))
+
+    def _scan(self, files: Files) -> DataFrame:
+        return scan_layers(self._writer.layers_format, self._writer.filesystem, self._writer.session, files)
+
+
+def _in_tasks(files: Files) -> Iterator[Files]:
+    """The same files, in parts that one task each reads in a short time."""
+    taken: list[tuple[LayerRef, list[FileRef]]] = []
+    rows = 0
+    for ref, found in files:
+        for file in found:
+            if rows >= ROWS_A_MERGE:
+                yield taken
+                taken, rows = [], 0
+            taken.append((ref, [file]))
+            rows += ref.rows // len(ref.files)
+    if taken:
+        yield taken
+
+
 # ---- writing ---------------------------------------------------------------------------------------------------------
 # One job writes a layer, in a folder for each slice of the hash: it merges the rows once, and a restore finds the rows
 # of a part in a few files. Only a layer of many rows takes several jobs, each for a part of the slices: Spark never
@@ -159,14 +293,25 @@ def files_of(ref: LayerRef, part: HashSlice, by: Sequence[str]) -> list[FileRef]
 # never used again, so that what a dead or fenced process still writes does no harm.
 
 ROWS_A_TASK: Final = 1_000_000
-"""Rows of one task, and of a slice of large state: a second or two of merging and writing."""
+"""Rows of one task that writes rows in memory, and of a slice of large state. Each job reads all of these rows."""
+ROWS_A_MERGE: Final = 250_000
+"""Rows of one task that merges files, of which it reads only its own: half a second of merging and writing."""
+ROWS_HELD: Final = 4 * ROWS_A_MERGE
+"""Rows above which a reader of slices holds fewer in memory, if it need not read them too often for that."""
 MIN_ROWS_A_FILE: Final = 8_000
 """Rows of a slice below which a layer has fewer slices: each file is synced, and named in every manifest."""
+MAX_SLICES_AHEAD, MIN_ROWS_AHEAD = 64, 32_000
+"""Slices, and rows of each, where the state is so small that nobody needs them yet: it may grow."""
 _SLICE: Final = "__penstock_slice"
 _COMMITTED: Final = re.compile(rf"\d+/(?:{_SLICE}=(\d+)/)?([^/_.][^/]*\.parquet)")
 SliceRows: TypeAlias = "Callable[[HashSlice], DataFrame | None]"
 """Returns rows that include all of a slice, not merged; ``None`` if there are none."""
-_OPTIONS = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+_OPTIONS: Final = {
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # Most columns of a layer have few equal values or many. Up to the default of 1 MB, a whole file of keys would be
+    # looked up in a dictionary that is then thrown away: a third of the time of writing it.
+    "parquet.dictionary.page.size": "65536",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -195,7 +340,9 @@ class LayerWriter:
     failpoint: Callable[[str], None]
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
-    def write(self, rows: SliceRows, stats: LayerStats, *, horizon: int, live_rows: int) -> LayerRef:
+    def write(
+        self, rows: SliceRows, stats: LayerStats, *, horizon: int, live_rows: int, are_files: bool = False
+    ) -> LayerRef:
         """Merge ``rows``, leave out closed windows, write them and make them durable.
 
         Args:
@@ -203,14 +350,17 @@ class LayerWriter:
             stats: of the rows.
             horizon: windows ending at or before it are left out.
             live_rows: at most how many rows the state has: of much state a restore wants slices.
+            are_files: whether ``rows`` reads only the files that a slice needs; else each of several jobs reads all.
 
         Raises:
             LayerMissing: a cached block of ``rows`` is lost.
             StorageFailed: the file system refused.
         """
         name = f"{self.prefix}{next(self.numbers):06d}"
-        jobs = self._parts(stats.rows)
-        slices = max(jobs, min(self._parts(live_rows), _power_of_two(stats.rows // MIN_ROWS_A_FILE)))
+        jobs = self._parts(stats.rows, ROWS_A_MERGE if are_files else ROWS_A_TASK)
+        slices = max(jobs, min(self._parts(live_rows, ROWS_A_TASK), _power_of_two(stats.rows // MIN_ROWS_A_FILE)))
+        if self.layers_format.slice_columns and not are_files:
+            slices = max(slices, min(MAX_SLICES_AHEAD, _power_of_two(stats.rows // MIN_ROWS_AHEAD)))
         write = partial(
             self._write_part,
             rows,
@@ -220,10 +370,13 @@ class LayerWriter:
             horizon=horizon,
         )
         self.failpoint("state.layer.before_write")
+        counts: list[int | None] = []
+        files: list[FileRef] = []
         try:
-            counts = [write(HashSlice(part, jobs)) for part in range(jobs)]
-            self.failpoint("state.layer.written")
-            files = self._settle(f"{self.folder}/{name}")
+            for part in HashSlice.all(jobs):
+                counts.append(write(part))
+                self.failpoint("state.layer.written")
+                files += self._settle(f"{self.folder}/{name}", part)
             self.failpoint("state.layer.durable")
         except Exception:
             self._clear(f"{self.folder}/{name}")
@@ -233,7 +386,7 @@ class LayerWriter:
             name=name,
             level=stats.level,
             rows=sum(known) if len(known) == len(counts) else stats.rows,
-            files=files,
+            files=tuple(sorted(files, key=lambda file: file.path)),
             detail={
                 "first_end": stats.first_end,
                 "last_end": stats.last_end,
@@ -253,8 +406,8 @@ class LayerWriter:
                 self.filesystem.delete(path)
             self.filesystem.remove_empty_folders(folder)
 
-    def _parts(self, rows: int) -> int:
-        return hash_parts(rows, most=ROWS_A_TASK) if self.layers_format.slice_columns else 1
+    def _parts(self, rows: int, most: int) -> int:
+        return hash_parts(rows, most=most) if self.layers_format.slice_columns else 1
 
     def _write_part(
         self, rows_of: SliceRows, name: str, part: HashSlice, *, slices: int, tasks: int, horizon: int
@@ -281,10 +434,10 @@ class LayerWriter:
         figures = observation.read()
         return figures["rows"] if figures else None
 
-    def _settle(self, folder: str) -> tuple[FileRef, ...]:
-        """Make durable what the jobs committed; delete the rest: Hadoop's check sums, files of killed attempts."""
+    def _settle(self, folder: str, part: HashSlice) -> list[FileRef]:
+        """Make durable what the job of a part committed; delete the rest: check sums, files of killed attempts."""
         files = []
-        for path in self.filesystem.list(folder):
+        for path in self.filesystem.list(f"{folder}/{part.number:04d}"):
             target = committed_path(path.removeprefix(f"{folder}/"))
             if target is None:
                 self.filesystem.delete(path)
@@ -292,7 +445,7 @@ class LayerWriter:
             if path != f"{folder}/{target}":
                 self.filesystem.move(path, f"{folder}/{target}")
             files.append(self.filesystem.settle(f"{folder}/{target}"))
-        return tuple(sorted(files, key=lambda file: file.path))
+        return files
 
 
 def _power_of_two(most: int) -> int:

@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.clock import MIN_WATERMARK
 from penstock.errors import CheckpointUnreadable, LayerMissing
-from penstock.spark.blocks import CachedUnion, frame_of_plan, local_checkpoint
+from penstock.spark.blocks import CachedUnion, frame_of_plan, local_checkpoint, logical_plan
 from penstock.spark.plans import FrameObservation
+from penstock.spark.session import empty_frame
 from penstock.spark.sql import quote_identifier
 from penstock.state.layers import STATS, CachedRows, LayerFormat, cache_rows
-from penstock.state.parquet import HashSlice, LayerWriter, files_of, scan_layers, slices_of, stats_of, window_bounds
+from penstock.state.parquet import (
+    MAX_READS,
+    HashSlice,
+    LayerWriter,
+    SlicedRows,
+    files_of,
+    scan_layers,
+    stats_of,
+    window_bounds,
+)
 from penstock.state.stack import ExpectedLayer, LayerLoader
 
 if TYPE_CHECKING:
@@ -27,10 +37,8 @@ if TYPE_CHECKING:
 # A layer in memory has a partition for each part of the hash of its keys, and durable layers have slices of the same
 # hash. Where both are powers of two, a partition is made of a few files, and no row is exchanged.
 
-ROWS_A_PART: Final = 1_000_000
-"""Rows to load at once: a second or two of reading and merging."""
-MAX_READS: Final = 2
-"""How often each row may be read, on average, to load the layers in small parts."""
+ROWS_A_PART: Final = 250_000
+"""Rows to load at once: half a second of reading and merging."""
 
 
 def horizon_of(handle: StateHandle) -> int:
@@ -86,38 +94,18 @@ def restore_layer(
     )
     rows = _LiveRows(refs=alive, writer=replace(writer, session=session), horizon=horizon_of(handle))
     layers_format = writer.layers_format
-    count = parts_of(alive, layers_format) if same_hash_slices(layers_format) else None
-    if count is None:
+    by, partitions = layers_format.slice_columns, layers_format.partitions
+    sliced = SlicedRows.of(alive, by)
+    if not same_hash_slices(layers_format) or sliced.reads(partitions) > MAX_READS:  # then an exchange costs less
         return LayerLoader(expected, [rows.all], lambda frames: frames[0])
-    partitions, columns = layers_format.partitions, [quote_identifier(name) for name in layers_format.slice_columns]
+    columns = [quote_identifier(name) for name in by]
+    count = sliced.parts(least=partitions, most_rows=ROWS_A_PART, most_reads=MAX_READS)
     parts = [partial(rows.part, HashSlice(number, count)) for number in range(count)]
 
     def join(frames: Sequence[DataFrame]) -> DataFrame:
         return frame_of_plan(CachedUnion(session).side_by_side(frames, columns, partitions=partitions), session)
 
     return LayerLoader(expected, parts, join)
-
-
-def parts_of(refs: Sequence[LayerRef], layers_format: LayerFormat) -> int | None:
-    """In how many parts to load layers: enough that none takes long, but few enough that no file is read often.
-
-    ``None`` if files would be read too often with a part for each partition: then an exchange costs less.
-
-    A file has the rows of a slice, and is read for each part that the slice has rows of. Background tasks have to be
-    short, since Spark never preempts one.
-    """
-    sliced = [(ref.rows, slices_of(ref, layers_format.slice_columns)) for ref in refs]
-    rows = sum(rows for rows, _ in sliced)
-    count = layers_format.partitions
-
-    def rows_read(parts: int) -> int:
-        return sum(rows * max(1, parts // slices) for rows, slices in sliced)
-
-    if rows_read(count) > MAX_READS * rows:
-        return None
-    while rows > ROWS_A_PART * count and rows_read(2 * count) <= MAX_READS * rows:
-        count *= 2
-    return count
 
 
 def same_hash_slices(layers_format: LayerFormat) -> bool:
@@ -144,14 +132,20 @@ class _LiveRows:
         """The rows of one part, merged by one task."""
         layers_format = self.writer.layers_format
         files = [(ref, files_of(ref, part, layers_format.slice_columns)) for ref in self.refs]
-        found = self._scan(files).coalesce(1).where(part.condition(layers_format))
-        return self._kept(layers_format.merged(found))
+        found = self._scan(files).coalesce(1) if any(some for _, some in files) else self._none()
+        return self._kept(layers_format.merged(found.where(part.condition(layers_format))))
 
     def all(self) -> CachedRows:
         """All rows, merged after an exchange."""
         layers_format = self.writer.layers_format
         found = self._scan([(ref, ref.files) for ref in self.refs])
         return self._kept(layers_format.merged(layers_format.hashed(found)))
+
+    def _none(self) -> DataFrame:
+        """No rows, in one partition."""
+        session = self.writer.session
+        columns = logical_plan(empty_frame(session, self.writer.layers_format.schema)).output()
+        return frame_of_plan(CachedUnion(session).no_rows(columns), session)
 
     def _scan(self, files: Files) -> DataFrame:
         return self.writer.layers_format.between(

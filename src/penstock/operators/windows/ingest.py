@@ -207,8 +207,12 @@ class LayerQueries:
         self, layers: Sequence[Layer], horizon: int, part: HashSlice
     ) -> tuple[BoundPlan, ObservedMetrics] | None:
         """As ``merged``, of a slice that lies in one partition; ``None`` if layers are partitioned differently."""
-        number = part.number % self._frames.layers_format.partitions
-        rows = self._preparer.partition([layer.frame for layer in layers], number)
+        frames = []
+        for layer in layers:
+            count = len(layer.parts)
+            meeting = [layer.parts[each] for each in range(count) if part.meets(HashSlice(each, count))]
+            frames.append((layer.frame, meeting))
+        rows = self._preparer.in_one(frames, part.number % self._frames.layers_format.partitions)
         if rows is None:
             return None
         return self._observed(self._prepared_merge(sliced=True), rows, horizon, MAX_WATERMARK, part.number, part.count)

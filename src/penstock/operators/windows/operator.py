@@ -21,21 +21,23 @@ from penstock.spark.bound_plans import plan_of
 from penstock.spark.prepared_plans import PlanPreparer
 from penstock.spark.session import state_session
 from penstock.state.compaction import (
-    MAX_MERGE_PARTS,
+    MAX_MERGE_READS,
     MERGED_AT_ONCE,
     Compaction,
+    LayerSize,
+    plan_crowded_compaction,
     plan_memory_compaction,
     plan_piece_merge,
 )
 from penstock.state.durable import DurableLayers, PendingLayers
 from penstock.state.layers import LayerLabel, cache_layer, cache_rows, join_rows, layer_of_rows, release_layers
-from penstock.state.parquet import HashSlice, LayerWriter, hash_parts
+from penstock.state.parquet import HashSlice, LayerWriter, SlicedRows
 from penstock.state.restore import live_layers, read_event_time, restore_layer
 from penstock.state.schema import migrated, resolve_schema
 from penstock.state.stack import MERGE_FAN_IN, SLOWDOWN_LIMIT, STOP_LIMIT, Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.clock import EventTime
     from penstock.handles import CheckpointId, StateHandle
     from penstock.operators.windows.frames import WindowFrames
-    from penstock.state.layers import Layer
+    from penstock.state.layers import CachedRows, Layer
 
 _MARKS: Final = itertools.count(1)
 """Marks of persisted batches. All steps of the process share them, since they share one cache."""
@@ -98,7 +100,7 @@ class WindowOperator:
         """
         self._emit = emit
         if self._stack.height >= STOP_LIMIT:
-            self._compact()
+            self._compact(self._crowded)
         arrival = self._emitter.arrival_time() if self._frames.window.is_processing else None
         if arrival is not None:
             self._emitter.advance(arrival, emit)
@@ -221,11 +223,20 @@ class WindowOperator:
         emit(batch, LATE_PORT)
 
     def _due(self) -> Compaction | None:
-        sized, unwritten = self._stack.sized(), self._stack.unwritten()
-        taken = self._being_merged
-        return plan_memory_compaction(
-            [layer for layer in sized if layer.name not in taken], fan=MERGE_FAN_IN, limit=SLOWDOWN_LIMIT
-        ) or plan_piece_merge([layer for layer in unwritten if layer.name not in taken], room=self._durable.room)
+        layers = self._free(self._stack.sized())
+        return plan_memory_compaction(layers, fan=MERGE_FAN_IN, limit=SLOWDOWN_LIMIT) or self._enough()
+
+    def _enough(self) -> Compaction | None:
+        """Layers that may be enough for a piece together."""
+        return plan_piece_merge(self._free(self._stack.unwritten()), room=self._durable.room)
+
+    def _crowded(self) -> Compaction | None:
+        """The least that must be merged for another layer."""
+        return plan_crowded_compaction(self._free(self._stack.sized()), fan=MERGE_FAN_IN, limit=SLOWDOWN_LIMIT)
+
+    def _free(self, layers: Sequence[LayerSize]) -> list[LayerSize]:
+        """Those that are not being merged."""
+        return [layer for layer in layers if layer.name not in self._being_merged]
 
     def _memory_work(self) -> Callable[[], None] | None:
         return self._compact_in_background if self._due() else None
@@ -254,20 +265,37 @@ class WindowOperator:
             if work:
                 work()
 
+    def _do_small_work(self) -> None:
+        """As ``_do_short_work``, between parts of a merge in memory: no other merge in parts."""
+        self._compact(lambda: self._crowded() or self._enough(), self._context.background)
+        if work := self._piece_work():
+            work()
+
     def _write_piece(self) -> None:
         with self._context.background():
             self._durable.write_piece()
 
     def _compact_in_background(self) -> None:
-        self._compact(self._context.background)
+        self._compact(self._due, self._context.background, between=self._do_small_work)
 
-    def _compact(self, slot: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        """Merge the layers that the policy names, outside of any lock that data waits for. Each job has a ``slot``.
+    def _compact(
+        self,
+        due: Callable[[], Compaction | None],
+        slot: Callable[[], AbstractContextManager[None]] = nullcontext,
+        *,
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Merge layers outside of any lock that data waits for.
 
         The background and the data path may both merge: never the same layers.
+
+        Args:
+            due: says which.
+            slot: makes the context of each job.
+            between: called before each of several jobs, without a slot.
         """
         with self._choosing:
-            compaction = self._due()
+            compaction = due()
             if compaction is None:
                 return
             names = frozenset(compaction.names)
@@ -275,7 +303,7 @@ class WindowOperator:
         layers, lease = self._stack.lease_named(compaction.names)
         try:
             if layers:
-                merged = self._merged_in_parts(layers, compaction, slot)
+                merged = self._merged_in_parts(layers, compaction, slot, between)
                 self._durable.note_merge(sum(layer.rows for layer in layers), merged.rows if merged else 0)
                 self._stack.replace(layers, merged)
                 self._context.count("compacted", len(layers))
@@ -296,19 +324,28 @@ class WindowOperator:
             lease.release()
 
     def _merged_in_parts(
-        self, layers: tuple[Layer, ...], compaction: Compaction, slot: Callable[[], AbstractContextManager[None]]
+        self,
+        layers: tuple[Layer, ...],
+        compaction: Compaction,
+        slot: Callable[[], AbstractContextManager[None]],
+        between: Callable[[], None],
     ) -> Layer | None:
         """As ``_merged``; many rows by several jobs of one task, each with a slot, so that other work goes between."""
-        layers_format, parts = self._frames.layers_format, []
+        layers_format = self._frames.layers_format
+        parts: list[CachedRows] = []
         rows, horizon = sum(layer.rows for layer in layers), self._stack.horizon
         if rows <= MERGED_AT_ONCE or not layers_format.slice_columns:
             with slot():
                 return self._merged(layers, compaction)
-        count = layers_format.partitions * min(
-            MAX_MERGE_PARTS, hash_parts(rows // layers_format.partitions, most=MERGED_AT_ONCE)
-        )
+        partitions = layers_format.partitions
+        sliced = SlicedRows([(layer.rows, len(layer.parts) or partitions) for layer in layers])
+        count = sliced.parts(least=partitions, most_rows=MERGED_AT_ONCE, most_reads=MAX_MERGE_READS)
         try:
             for number in range(count):
+                between()
+                if self._stack.closed:
+                    release_layers(parts)
+                    return None
                 with slot():
                     part = self._queries.merged_part(layers, horizon, HashSlice(number, count))
                     if part is None:
