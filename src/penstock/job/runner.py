@@ -266,10 +266,15 @@ class JobRunner:
             session.callback(filesystem.end)
             job_log = Log(filesystem, job=self._name, new_id=new_id, pause=self._stop.pause)
             files = ControlFiles(filesystem)
+            graph = with_dead_letter_folders(self._graph, filesystem)
+            restored, refused = self._check_start(graph, filesystem, job_log)
+            filesystem.begin(restored)  # while the owner is waited for and the JVM boots
             check_owner = self._owner_check(job_log, files)
             check_owner()  # before a session is made, which takes seconds
-            graph = with_dead_letter_folders(self._graph, filesystem)
-            filesystem.begin(self._check_start(graph, filesystem, job_log))  # while the JVM boots
+            if refused is not None:  # unless the owner, which is gone now, has changed that
+                _, refused = self._check_start(graph, filesystem, job_log)
+            if refused is not None:
+                raise refused
             spark = session.enter_context(
                 borrow_session(self._name, self._users_session, timezone=self._settings.timezone)
             )
@@ -296,10 +301,12 @@ class JobRunner:
             job=self._name, log=job_log, files=files, clock=self._clock, new_id=new_id, pause=self._stop.pause
         )
 
-    def _check_start(self, graph: Graph, filesystem: FileSystem, job_log: Log) -> Sequence[str]:
-        """Refuse, before a session is made, what can be refused without columns. Each attempt decides again.
+    def _check_start(
+        self, graph: Graph, filesystem: FileSystem, job_log: Log
+    ) -> tuple[Sequence[str], PenstockError | None]:
+        """The files of state that this start will restore, and the error if it can be refused without columns.
 
-        Returns the files of state that this start will restore, unless the log moves on until its claim.
+        The log may move on until its claim. Each attempt decides again.
         """
         decided: list[Recovery] = []
         refused = refusal(
@@ -315,9 +322,7 @@ class JobRunner:
                 )
             )
         )
-        if refused is not None:
-            raise refused
-        return [path for recovery in decided for path in restored_files(recovery)]
+        return [path for recovery in decided for path in restored_files(recovery)], refused
 
     def _refuse_if_given_up(self) -> None:
         if self._is_given_up:

@@ -142,6 +142,8 @@ CONTEXT_SETTINGS: Final = {
     "spark.log.level": "ERROR",
     "spark.sql.ui.explainMode": "simple",  # listeners get each query's plan as text, and "formatted" takes long
     "spark.sql.codegen.cache.maxEntries": "2000",  # 100 unless set: one step with its stack of layers needs more
+    # Up to 64m unless set: an array that is cleared for each aggregation of a task, and lies outside of generations.
+    "spark.buffer.pageSize": "2m",
     "spark.python.sql.dataFrameDebugging.enabled": "false",  # asks the JVM six times for each Column that is made
 }
 """Settings that must be made before the context exists; a user's session may lack some of them."""
@@ -252,7 +254,8 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
         except Exception as error:
             msg = f"Spark could not start on master {master!r}: {sentence(_java_message(error))}"
             raise EngineFailed(msg) from error
-        set_modes_without_processes(context)
+        # A JVM that has just booted takes a third of a second for it, and nobody waits for that.
+        threading.Thread(target=set_modes_without_processes, args=(context,), name="modes", daemon=True).start()
         if not master.startswith("local") and PARALLELISM not in configured:
             _keep_parallelism(context, master)
     made = SparkSession.builder.config(conf=conf).getOrCreate()

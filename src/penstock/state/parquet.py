@@ -171,7 +171,7 @@ def files_of(ref: LayerRef, part: HashSlice, by: Sequence[str]) -> list[FileRef]
 
 MAX_READS: Final = 2
 """How often each row may be read from files, on average, to load layers in small parts."""
-MAX_READS_TO_HOLD: Final = 8
+MAX_READS_TO_HOLD: Final = 4
 """How often each row may be read from files, on average, so that few are held at a time."""
 
 
@@ -296,7 +296,7 @@ ROWS_A_TASK: Final = 1_000_000
 """Rows of one task that writes rows in memory, and of a slice of large state. Each job reads all of these rows."""
 ROWS_A_MERGE: Final = 250_000
 """Rows of one task that merges files, of which it reads only its own: half a second of merging and writing."""
-ROWS_HELD: Final = 4 * ROWS_A_MERGE
+ROWS_HELD: Final = 8 * ROWS_A_MERGE
 """Rows above which a reader of slices holds fewer in memory, if it need not read them too often for that."""
 MIN_ROWS_A_FILE: Final = 8_000
 """Rows of a slice below which a layer has fewer slices: each file is synced, and named in every manifest."""
