@@ -101,7 +101,7 @@ def test_each_wait_for_a_failed_job_shows_the_same_few_frames(tmp_path):
     again = frames(caught(job.wait))
 
     assert once == again == ["test_user_code.py:caught", "user_code.py:short"]
-    assert "in _check_start\n" in first.full_traceback(), "what happened on the thread of the job"
+    assert "in decide_start\n" in first.full_traceback(), "what happened on the thread of the job"
     assert str(first) in repr(job)
 
 

@@ -135,9 +135,9 @@ def test_a_merge_of_files_in_more_parts_than_they_have_slices_reads_none_for_eac
     monkeypatch.undo()
     if not fails:
         (merged,) = rig.operator._durable.refs
-        assert (merged.rows, merged.detail["slices"], len(jobs)) == (600, 32, 32 + 8 * 3)
-        # an eighth of 1,200 rows is held at a time; more parts would have the one slice be read more than 8 times
-        assert sorted(reads.count(path) for path in set(reads)) == [2, 2, 2, 2, 4, 4, 8]
+        assert (merged.rows, merged.detail["slices"], len(jobs)) == (600, 32, 32 + 4 * 3)
+        # a quarter is held at a time; eighths would have rows of two layers be read more than 4 times on average
+        assert sorted(reads.count(path) for path in set(reads)) == [1, 1, 1, 1, 2, 2, 4]
     expected = {f"u{n}": n * ((n < 400) + (100 <= n < 500) + (n >= 200)) for n in range(600)}
     assert sums(rig.again(rig.checkpoint())) == expected
 
