@@ -83,8 +83,8 @@ def test_a_part_of_which_no_file_has_a_row_is_empty_and_in_its_place(spark, tmp_
     monkeypatch.setattr(parquet, "MIN_ROWS_AHEAD", 10)
     monkeypatch.setattr(parquet, "MIN_ROWS_A_FILE", 10)
     rig = Rig(spark, step(), SCHEMA, tmp_path, partitions=partitions)
-    codes = {user: spark.sql(f"SELECT pmod(hash('{user}'), 4) AS code").first().code for user in USERS}
-    users = tuple(user for user, code in codes.items() if code == 3)
+    found = spark.createDataFrame([(user,) for user in USERS], "user STRING").where("pmod(hash(user), 4) = 3")
+    users = tuple(row.user for row in found.collect())
     for second in range(0, 100, 10):
         rig.process(rows(second, users))
     handle = rig.checkpoint()

@@ -249,6 +249,12 @@ class _CachedLeaf:
     placement: str
 
 
+def _are_placed_alike(leaves: Sequence[_CachedLeaf]) -> bool:
+    """Whether rows with equal keys are in partitions of the same number in all of them."""
+    placement = leaves[0].placement
+    return bool(placement) and all(leaf.placement == placement for leaf in leaves)
+
+
 class RowLeaves:
     """Makes leaves of plans over RDDs of rows."""
 
@@ -259,7 +265,16 @@ class RowLeaves:
         self._map1 = getattr(jvm, "scala.collection.immutable.Map$Map1")
         self._none = scala_object(jvm, "scala.None")
         self._some = getattr(jvm, "scala.Some")
+        self._context: Any = session.sparkContext._jsc.sc()  # noqa: SLF001
+        of = getattr(jvm, "java.lang.Class").forName
+        self.row_tag = scala_object(jvm, "scala.reflect.ClassTag").apply(
+            of("org.apache.spark.sql.catalyst.InternalRow")
+        )
         self.lists = ScalaLists(jvm)
+
+    def empty_rows(self, partitions: int) -> JavaObject:
+        """An RDD without a row."""
+        return self._context.parallelize(self.lists.nil, partitions, self.row_tag)
 
     def make(
         self,
@@ -316,7 +331,6 @@ class CachedUnion:
 
     def __init__(self, session: SparkSession) -> None:
         jvm: Any = session.sparkContext._jvm  # noqa: SLF001 - plans have no public way in
-        self._context: Any = session.sparkContext._jsc.sc()  # noqa: SLF001
         self._row_leaves = RowLeaves(session)
         self._hash_partitioning = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")
         self._union_rdd = getattr(jvm, "org.apache.spark.rdd.UnionRDD")
@@ -340,7 +354,7 @@ class CachedUnion:
         first = leaves[0]
         if len(leaves) == 1:
             return first.plan
-        if not first.placement or any(leaf.placement != first.placement for leaf in leaves):
+        if not _are_placed_alike(leaves):
             return None
         columns, partitioning = self._own_partitioning(frames[0], first)
         rdd = self._zipped([leaf.rdd for leaf in leaves], partitioning.numPartitions())
@@ -357,8 +371,7 @@ class CachedUnion:
             number: of a partition.
         """
         leaves = [self._leaf_of(frame) for frame, _ in frames]
-        first = leaves[0]
-        if not first.placement or any(leaf.placement != first.placement for leaf in leaves):
+        if not _are_placed_alike(leaves):
             return None
         rdds = []
         for leaf, (_, parts) in zip(leaves, frames, strict=True):
@@ -366,7 +379,7 @@ class CachedUnion:
                 rdds += [logical_plan(part).rdd() for part in parts]
             else:
                 rdds.append(self._pruning_rdd.create(leaf.rdd, self._set1(number)))
-        columns, _ = self._own_partitioning(frames[0][0], first)
+        columns, _ = self._own_partitioning(frames[0][0], leaves[0])
         return self._row_leaves.make(columns, self._zipped(rdds, 1), self._in_one)
 
     def side_by_side(self, frames: Sequence[DataFrame], columns: Sequence[str], *, partitions: int) -> JavaObject:
@@ -389,8 +402,7 @@ class CachedUnion:
 
     def no_rows(self, columns: JavaObject) -> JavaObject:
         """A plan with these columns of one partition without rows: where Spark knows of none it makes no partition."""
-        rdd = self._context.parallelize(self._lists.nil, 1, self._class_tag)
-        return self._row_leaves.make(columns, rdd, self._in_one)
+        return self._row_leaves.make(columns, self._row_leaves.empty_rows(1), self._in_one)
 
     def one_after_another(self, columns: JavaObject, rdds: Sequence[JavaObject]) -> JavaObject:
         """A plan with these columns, all nullable: the partitions of the first RDD, then those of the next."""

@@ -259,7 +259,7 @@ class _Taking:
         for node in _separate(plan):
             # a union of leaves needs their partitions
             partitioning = node.outputPartitioning()
-            empty = self._classes.empty_rows(max(1, partitioning.numPartitions()))
+            empty = self._classes.leaves.empty_rows(max(1, partitioning.numPartitions()))
             stages[empty.id()] = self.stage_of(node)
             pairs.append((node, self._classes.scan_of(node.output(), empty, partitioning)))
         return self._editor.replace_nodes(plan, pairs), stages

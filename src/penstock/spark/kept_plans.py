@@ -158,7 +158,7 @@ class KeptPlan:
         """The functions of the plan's tasks, taken over leaves without rows."""
         # a union of leaves needs their partitions
         rdds = {
-            scan.place: self._classes.empty_rows(max(1, scan.node.outputPartitioning().numPartitions()))
+            scan.place: self._classes.leaves.empty_rows(max(1, scan.node.outputPartitioning().numPartitions()))
             for scan in self._scans
         }
         places = {rdd.id(): place for place, rdd in rdds.items()}

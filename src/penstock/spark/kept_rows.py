@@ -122,8 +122,8 @@ class SparkClasses:
         self.sql_settings: JavaObject = inner.sessionState().conf().settings()
         self._activate = getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession
         tags, of = scala_object(jvm, "scala.reflect.ClassTag"), getattr(jvm, "java.lang.Class").forName
-        self.row_tag = tags.apply(of("org.apache.spark.sql.catalyst.InternalRow"))
         self.leaves = RowLeaves(spark)
+        self.row_tag = self.leaves.row_tag
         self.longs = self.array_type(scala_object(jvm, "org.apache.spark.sql.types.LongType"), False)
         self.offset = int(self.platform.BYTE_ARRAY_OFFSET)
         self.keeps_one_copy = RowKeeper.keeps_one_copy(spark)
@@ -265,10 +265,6 @@ class SparkClasses:
         arguments = (rdd, exchange.columns, exchange.partitioning, exchange.serializer, exchange.metrics)
         # Spark 4.3 added an argument: whether the reading stage begins before the writing one has ended
         return self.shuffled(call_either(self._send, (*arguments, False), arguments), exchange.metrics)
-
-    def empty_rows(self, partitions: int) -> JavaObject:
-        """An RDD without a row."""
-        return self.context.parallelize(self.leaves.lists.nil, partitions, self.row_tag)
 
     def scan_of(self, columns: JavaObject, rdd: JavaObject, partitioning: JavaObject = None) -> JavaObject:
         """A leaf of a physical plan over an RDD of rows with these columns."""

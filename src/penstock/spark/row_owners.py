@@ -79,7 +79,7 @@ class OwnRows:
         self._classes = classes
         self._tasks = tasks
         # a stage with generated code tells its filter the number of the task
-        own = classes.filter(is_own, classes.scan_of(columns, classes.empty_rows(1)))
+        own = classes.filter(is_own, classes.scan_of(columns, classes.leaves.empty_rows(1)))
         self._function = function_of(classes.stage(own, 1).execute())
         self._passed = own.longMetric("numOutputRows")
 

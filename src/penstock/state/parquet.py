@@ -242,13 +242,14 @@ class SliceReader:
     def rows(self, part: HashSlice) -> DataFrame | None:
         """Rows that include all of a slice; ``None`` if no file has any."""
         mixed = [ref for ref in self._refs if slices_of(ref, self._by) < part.count]
+        fine = [ref for ref in self._refs if slices_of(ref, self._by) >= part.count]
         count = SlicedRows.of(mixed, self._by).parts(most_rows=ROWS_HELD, most_reads=MAX_READS_TO_HOLD)
         within = part.within(min(part.count, count))
         if self._held_part != within:
             self.close()
             self._hold(mixed, within)
         self._between()
-        files = [(ref, files_of(ref, part, self._by)) for ref in self._refs if ref not in mixed]
+        files = [(ref, files_of(ref, part, self._by)) for ref in fine]
         frames = [self._scan(files), *self._held] if any(found for _, found in files) else self._held
         return reduce(lambda left, right: left.union(right), frames).coalesce(self._writer.tasks) if frames else None
 
