@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -168,6 +169,29 @@ def test_stop_before_start_and_from_a_job_thread(spark: SparkSession, tmp_path: 
     job = ps.Job(counting(ps.memory.Sink(), rows=10), state=tmp_path / "b", spark=spark, listener=stops)
     job.run()
     assert "request_stop()" in str(errors[0])
+
+
+@pytest.mark.mission("S29")
+def test_a_signal_that_another_thread_gets_stops_the_job_in_order(spark: SparkSession, tmp_path: Path) -> None:
+    asked, gave_up = threading.Event(), threading.Event()
+
+    def asks(fact: Fact) -> None:
+        if isinstance(fact, CheckpointCompleted) and not asked.is_set():
+            asked.set()
+            rescue.start()
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    def give_up() -> None:
+        gave_up.set()
+        job.request_stop()
+
+    rescue = threading.Timer(30, give_up)  # else this test would not end
+    settings = {"state": tmp_path, "spark": spark, "listener": asks}
+    job = ps.Job(counting(ps.memory.Sink(), rows=None), checkpoint_every="200 ms", **settings)
+    job.run()
+    rescue.cancel()
+    assert job.state is JobState.STOPPED
+    assert not gave_up.is_set()
 
 
 @pytest.mark.mission("S3")

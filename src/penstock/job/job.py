@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.api.pipeline import PipelineDefinition
 from penstock.checkpoint.events import AnswerRequest, CheckpointRequested, RequestOutcome, StopRequested
@@ -239,6 +239,9 @@ def is_drained(history: History, sources: Collection[str]) -> bool:
 
 # ---- signals -------------------------------------------------------------------------------------------------------
 
+WAKING_INTERVAL: Final = 0.5
+"""Seconds after which a waiting thread wakes up to see whether there was a signal."""
+
 
 @contextmanager
 def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
@@ -446,7 +449,11 @@ class Job:
         """
         if self._thread is None:
             return self._lifecycle.is_over
-        if not self._over.wait(timeout):
+        if timeout is None:
+            # The kernel may give a signal to any thread. Its handler runs on the main one, once that one wakes up.
+            while not self._over.wait(WAKING_INTERVAL):
+                pass
+        elif not self._over.wait(timeout):
             return False
         self._thread.join()
         if self._error is not None:
