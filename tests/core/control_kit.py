@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from core.runtime_fakes import Clock
+from penstock.checkpoint import paths
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.entries import Claim
 from penstock.checkpoint.events import (
@@ -39,6 +40,11 @@ _ids = itertools.count(1)
 
 def new_id() -> str:
     return f"request-{next(_ids):04}"
+
+
+def request_files(filesystem: FileSystem) -> list[str]:
+    """Paths of requests and answers; the copy of a claim is none."""
+    return [path for path in filesystem.list(paths.CONTROL) if paths.control_id(path) is not None]
 
 
 class Held:

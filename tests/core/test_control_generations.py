@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from core.control_kit import Driver, answer, ask, new_id, said
+from core.control_kit import Driver, answer, ask, new_id, request_files, said
 from penstock.checkpoint import paths
 from penstock.checkpoint.events import AnswerRequest, RequestOutcome, StopRequested
 from penstock.clock import SystemClock
@@ -179,7 +179,7 @@ def test_a_day_after_its_answer_a_request_is_cleaned_up(disk) -> None:
     assert answer(disk, asked) is not None
     driver.clock.at += SWEEP_INTERVAL
     driver.look()
-    assert disk.list("control") == []
+    assert request_files(disk) == []
 
 
 def test_answers_of_earlier_generations_go_by_the_clock_of_people(disk) -> None:
@@ -191,7 +191,7 @@ def test_answers_of_earlier_generations_go_by_the_clock_of_people(disk) -> None:
     assert answer(disk, old) is not None
     second.clock.at += ANSWER_TTL
     second.look()
-    assert disk.list("control") == []
+    assert request_files(disk) == []
 
 
 def test_a_look_that_finds_nothing_new_is_one_listing(disk) -> None:

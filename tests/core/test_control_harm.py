@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.control_kit import Driver, answer, ask, new_id, said
+from core.control_kit import Driver, answer, ask, new_id, request_files, said
 from penstock.checkpoint import paths
 from penstock.checkpoint.events import RequestOutcome, StopRequested
 from penstock.clock import MAX_WAIT, WallTime
@@ -182,14 +182,14 @@ def test_answers_that_fell_out_of_memory_are_cleaned_up_by_the_clock_of_people(d
     assert answer(disk, asked) is not None
     driver.clock.at += SWEEP_INTERVAL
     driver.look()
-    assert disk.list("control") == []
+    assert request_files(disk) == []
 
 
 def test_an_answer_that_cannot_be_understood_goes_with_the_second_clean_up_that_finds_it(disk) -> None:
     disk.create(paths.answer("strange-0"), b"?")
     driver = running(disk)
     driver.look()
-    assert disk.list("control") == [paths.answer("strange-0")]
+    assert request_files(disk) == [paths.answer("strange-0")]
     driver.clock.at += SWEEP_INTERVAL
     driver.look()
-    assert disk.list("control") == []
+    assert request_files(disk) == []

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from core.control_kit import Driver, ask, new_id
+from core.checkpoint_values import manifest
+from core.control_kit import Driver, ask, new_id, request_files
 from core.runtime_fakes import Clock
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Stopped, host_of
-from penstock.checkpoint.log import Log
+from penstock.checkpoint.log import Log, read_history
 from penstock.control import client
 from penstock.control.client import OwnerCheck, host_identity, is_this_host, mark_released
 from penstock.control.protocol import ControlFiles, RequestKind, RequestOutcome
@@ -68,7 +69,7 @@ def test_L9_a_living_owner_refuses_the_start_and_the_error_says_who_it_is_and_wh
         in told
     )
     assert not refused.value.retry
-    assert disk.list("control") == [], "who only asked leaves nothing behind"
+    assert request_files(disk) == [], "who only asked leaves nothing behind"
 
 
 def test_L9_a_silent_owner_is_waited_for_once_and_the_next_one_again(disk) -> None:
@@ -133,6 +134,48 @@ def test_a_process_of_this_host_that_does_not_exist_is_not_waited_for(disk) -> N
     assert Start(disk).waited() == 2.0, "a number that is in use may be anybody's"
     Driver(disk, host_identity(), pid=2**70).claim()
     assert Start(disk).waited() == 2.0
+
+
+def trimmed(disk: MemoryFileSystem, owner: Driver) -> None:
+    """The log needs the entries below its newest checkpoint no more, and trims them."""
+    claim = owner.owned.generation
+    owner.owned.append(manifest(1, floor=claim + 1, deleted=claim))
+    disk.delete(paths.entry(claim))
+    assert read_history(disk, "orders").claim is None
+
+
+def test_a_process_that_does_not_exist_is_not_waited_for_after_the_log_has_trimmed_its_claim(disk) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    owner = Driver(disk, host_identity(), pid=gone.pid).claim()
+    owner.look()
+    trimmed(disk, owner)
+    assert Start(disk).waited() == 0
+    later = Driver(disk, host_identity(), pid=gone.pid).claim()
+    trimmed(disk, later)
+    assert Start(disk).waited() == 2.0, "the copy is that of the owner before"
+    for damaged in (b"", b"{}", b"x" * 100):
+        disk.replace(paths.CLAIM, damaged)
+        assert Start(disk).waited() == 2.0
+    later.look()
+    assert Start(disk).waited() == 0
+    disk.delete(paths.CLAIM)
+    assert Start(disk).waited() == 2.0
+
+
+def test_L9_a_refusal_names_the_owner_of_a_trimmed_claim_if_its_answer_cannot_be_read(disk) -> None:
+    owner = Driver(disk, "host-a", pid=77).claim()
+    owner.look()
+    trimmed(disk, owner)
+    answer = Start(disk)
+
+    def in_other_words() -> None:
+        for request in owner.files.scan().open:
+            disk.create(paths.answer(request), b"from the future")
+
+    answer._meanwhile = in_other_words
+    with pytest.raises(JobIsRunning, match="process 77 on host-a"):
+        answer.waited()
 
 
 def test_a_place_is_the_boot_of_a_machine_and_its_processes_and_where_these_are_unknown_nowhere(tmp_path) -> None:
@@ -254,4 +297,4 @@ def test_L9_an_owner_that_does_not_end_its_stop_refuses_in_the_end(disk) -> None
     with pytest.raises(JobIsRunning):
         start.check()
     assert 15_000_000 <= start.clock.at < 16_000_000
-    assert disk.list("control") == []
+    assert request_files(disk) == []

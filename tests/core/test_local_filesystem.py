@@ -90,6 +90,40 @@ def test_settling_syncs_the_file_and_every_folder_up_to_the_root(filesystem, roo
 
 
 @needs_proc
+def test_files_that_are_settled_together_sync_their_folders_once(filesystem, root, calls):
+    for name in ("3/part-0", "3/part-1", "4/part-0"):
+        path = root / "state" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    synced = set()
+    for name in ("3/part-0", "3/part-1", "4/part-0"):
+        filesystem.settle(f"state/{name}", synced)
+
+    assert [name for _, name in calls] == ["part-0", "3", "state", "orders", "part-1", "part-0", "4"]
+
+
+def test_a_folder_whose_sync_failed_is_synced_again(filesystem, root, monkeypatch):
+    for name in ("a", "b"):
+        path = root / "state" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    real, tried, synced = local._sync_folder, [], set()
+
+    def sync(folder):
+        tried.append(folder)
+        if tried == [root / "state", root]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(folder)
+
+    monkeypatch.setattr(local, "_sync_folder", sync)
+    with pytest.raises(StorageFailed):
+        filesystem.settle("state/a", synced)
+    filesystem.settle("state/b", synced)
+
+    assert tried == [root / "state", root] * 2
+
+
+@needs_proc
 def test_a_move_syncs_the_new_folder_before_the_old_one(filesystem, calls):
     filesystem.create("staged/a", b"x")
     filesystem.create("out/b", b"x")

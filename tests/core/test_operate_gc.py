@@ -53,6 +53,7 @@ def files(job):
 
 def test_each_file_has_an_owner(job):
     put(job, "control/report.json", b"{}")
+    put(job, "control/claim.json", b"{}")
     found = {file.path: file for file in inventory(directory(job)).files}
 
     assert found.keys() == files(job)
@@ -64,6 +65,7 @@ def test_each_file_has_an_owner(job):
         NOBODYS: Owner.ORPHAN,
         "wal/socket/0/7": Owner.WRITE_AHEAD,
         "control/report.json": Owner.CONTROL,
+        "control/claim.json": Owner.CONTROL,
         "notes.txt": Owner.UNKNOWN,
     }
     shared = found["state/totals/0/b/part-0.parquet"]

@@ -30,13 +30,13 @@ class Watched(LocalFileSystem):
         self.settled: list[tuple[str, str]] = []
         self.begun, self.gate = threading.Event(), threading.Event()
 
-    def settle(self, path: str) -> FileRef:
+    def settle(self, path: str, synced: set[str] | None = None) -> FileRef:
         name = threading.current_thread().name
         self.settled.append((path, "ahead" if name == "settle-ahead" else "caller"))
         if name == "settle-ahead":
             self.begun.set()
             assert self.gate.wait(PATIENCE)
-        return super().settle(path)
+        return super().settle(path, synced)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def inner(tmp_path: Path) -> Watched:
 
 
 def test_an_answer_that_is_on_its_way_is_waited_for_and_given_once(inner: Watched) -> None:
-    ahead = SettledAhead(inner)
+    ahead = SettledAhead(inner, threads=1)
     ahead.begin(["a"])
     assert inner.begun.wait(PATIENCE)
     inner.gate.set()
@@ -58,7 +58,7 @@ def test_an_answer_that_is_on_its_way_is_waited_for_and_given_once(inner: Watche
 
 
 def test_what_is_not_begun_is_read_by_who_asks_beside_the_other(inner: Watched) -> None:
-    ahead = SettledAhead(inner)
+    ahead = SettledAhead(inner, threads=1)
     ahead.begin(["a", "b"])
     assert inner.begun.wait(PATIENCE)
     ahead.settle("b")
@@ -67,8 +67,23 @@ def test_what_is_not_begun_is_read_by_who_asks_beside_the_other(inner: Watched) 
     assert inner.settled == [("a", "ahead"), ("b", "caller")]
 
 
+def test_several_files_are_read_at_once(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    both = threading.Barrier(2, timeout=PATIENCE)
+
+    class Waiting(LocalFileSystem):
+        def settle(self, path: str, synced: set[str] | None = None) -> FileRef:
+            both.wait()
+            return super().settle(path, synced)
+
+    ahead = SettledAhead(Waiting(tmp_path), threads=2)
+    ahead.begin("ab")
+    assert [ahead.settle(name).length for name in "ab"] == [1, 1]
+
+
 def test_a_file_that_was_missing_is_looked_for_again(inner: Watched, tmp_path: Path) -> None:
-    ahead = SettledAhead(inner)
+    ahead = SettledAhead(inner, threads=1)
     ahead.begin(["late"])
     assert inner.begun.wait(PATIENCE)
     inner.gate.set()
@@ -86,7 +101,7 @@ def test_a_file_that_was_missing_is_looked_for_again(inner: Watched, tmp_path: P
 
 
 def test_after_the_end_nothing_that_was_read_before_counts(inner: Watched, tmp_path: Path) -> None:
-    ahead = SettledAhead(inner)
+    ahead = SettledAhead(inner, threads=1)
     ahead.begin(["a", "b"])
     assert inner.begun.wait(PATIENCE)
     ahead.end()
@@ -125,11 +140,11 @@ def test_a_start_reads_the_files_of_its_restore_before_there_is_a_session(
     ready = threading.Event()
 
     class Reading(LocalFileSystem):
-        def settle(self, path: str) -> FileRef:
+        def settle(self, path: str, synced: set[str] | None = None) -> FileRef:
             read.append(path)
             if len(read) == len(files):
                 ready.set()
-            return super().settle(path)
+            return super().settle(path, synced)
 
     @contextmanager
     def booting(*_: object, **__: object) -> Iterator[Any]:
@@ -144,4 +159,4 @@ def test_a_start_reads_the_files_of_its_restore_before_there_is_a_session(
     job.start()
     assert job.wait(PATIENCE)
     assert job.state is JobState.STOPPED
-    assert read == [str(file) for file in files]
+    assert sorted(read) == [str(file) for file in files]

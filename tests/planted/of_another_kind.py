@@ -60,7 +60,7 @@ def _(put):
 
     from penstock.handles import FileRef
 
-    def settle(self, path):
+    def settle(self, path, synced=None):
         data = self._files[path]
         return FileRef(path=path, length=len(data), sha256=sha256(data).hexdigest())
 

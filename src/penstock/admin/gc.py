@@ -248,7 +248,7 @@ def _stem(path: str) -> str:
 def _by_folder(path: str) -> Owner:
     if paths.entry_number(path) is not None:
         return Owner.LOG
-    if path == paths.REPORT or paths.control_id(path) is not None:
+    if path in {paths.REPORT, paths.CLAIM} or paths.control_id(path) is not None:
         return Owner.CONTROL
     if path.startswith(f"{FOLDER}/"):
         return Owner.DEAD_LETTERS

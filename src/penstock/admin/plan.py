@@ -20,12 +20,13 @@ from penstock.admin.start_plan import (
     plan_start,
     start_target,
 )
-from penstock.checkpoint.entries import Claim, host_of
+from penstock.checkpoint.entries import host_of
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import read_history
 from penstock.clock import MAX_WATERMARK, Clock, SystemClock
 from penstock.compiler.tasks import build_tasks
 from penstock.control.client import is_this_host, owner_is_gone
+from penstock.control.protocol import ControlFiles
 from penstock.dead_letters.letters import replayed_by, with_dead_letter_folders
 from penstock.dead_letters.store import replay_numbers
 from penstock.errors import PenstockError, UnknownName
@@ -165,7 +166,7 @@ def make_plan(
         settings=recorded_settings(settings, spark),
         at=at,
         warnings=(
-            *_owner_warnings(history),
+            *_owner_warnings(history, ControlFiles(filesystem)),
             *_end_warnings(graph, target),
             *_replay_warnings(graph, filesystem, positions),
             *(() if compares_schemas else (UNCOMPARED,)),
@@ -328,12 +329,12 @@ def _replay_warnings(graph: Graph, filesystem: FileSystem, positions: Mapping[st
                 yield f"source '{source}' will not read {replays}: the pipeline has no such step, give it that uid back"
 
 
-def _owner_warnings(history: History) -> tuple[str, ...]:
+def _owner_warnings(history: History, files: ControlFiles) -> tuple[str, ...]:
     """A warning if another process has the job, or may have it."""
-    if history.is_empty or owner_is_gone(history):
+    if history.is_empty or owner_is_gone(history, files):
         return ()
-    claim = history.claim.body if history.claim is not None else None
-    if not isinstance(claim, Claim):
+    claim = files.claim_of(history)
+    if claim is None:
         return ("it is not known whether the job runs: a start would ask, and refuse if it does",)
     owner = f"process {claim.pid} on {host_of(claim.host)} (generation {history.generation})"
     if is_this_host(claim.host):

@@ -439,6 +439,11 @@ class OwnedLog:
         self.generation = claim.generation
 
     @property
+    def claim(self) -> Entry:
+        """Our claim, which the log trims after some checkpoints."""
+        return self._claim
+
+    @property
     def log_id(self) -> str:
         """Identity of the log, a part of every identity in a sink (S4)."""
         return self._claim.log_id

@@ -10,6 +10,7 @@
     wal/<uid>/<generation>/<number>.keys         idempotency keys of requests whose blocks may be gone
     control/<request>.request.json, .answer.json
     control/report.json                          the status file, replaced again and again
+    control/claim.json                           a copy of the owner's claim, which the log trims
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ WAL: Final = "wal"
 CONTROL: Final = "control"
 REPORT: Final = f"{CONTROL}/report.json"
 """The status file. Nothing is decided by it, and no request can have its name."""
+CLAIM: Final = f"{CONTROL}/claim.json"
+"""A copy of the newest claim's entry, for as long as its owner may live. No request can have its name."""
 _ENTRY = re.compile(r"log/(\d{20})\.json")
 _BLOCK = re.compile(r"wal/([^/]+)/(\d{1,20})/(\d{20})\.block")
 _MERGED = re.compile(r"wal/([^/]+)/(\d{1,20})/(\d{20})-(\d{20})\.blocks")

@@ -387,7 +387,8 @@ class StagedWriter(StagingWriter):
         context, filesystem = self.context, self.context.filesystem
         with self.removed_on_failure() as made:
             staged = self.all_staged(epoch, made, context.background)
-            files = [filesystem.settle(path) for part in staged for path in self.content(part.folder)]
+            synced: set[str] = set()
+            files = [filesystem.settle(path, synced) for part in staged for path in self.content(part.folder)]
             if not files:
                 raise self.no_file(checkpoint, epoch)
         named = {file.path for file in files}

@@ -153,7 +153,9 @@ class OwnerCheck:
         """The log, if an owner may live that has not been asked yet; an unreadable entry may be its claim."""
         history = self._retried(lambda: self._log.read(past_unreadable=True))
         claimed = history.generation if _is_newest_readable(history) else history.tail
-        if history.is_empty or (claimed is not None and claimed <= self._silent_up_to) or owner_is_gone(history):
+        if history.is_empty or (claimed is not None and claimed <= self._silent_up_to):
+            return None
+        if owner_is_gone(history, self._files):
             return None
         return history
 
@@ -196,9 +198,7 @@ class OwnerCheck:
                 self._files.forget(hello.request)
 
     def _refusal(self, history: History, answer: Answer) -> str:
-        owner: Claim | OwnerInfo | None = answer.me
-        if owner is None and history.claim is not None and isinstance(history.claim.body, Claim):
-            owner = history.claim.body
+        owner: Claim | OwnerInfo | None = answer.me or self._files.claim_of(history)
         who = "another process"
         if owner is not None:
             who = f"process {owner.pid} on {host_of(owner.host)}, since {format_time(owner.started)}"
@@ -209,7 +209,7 @@ class OwnerCheck:
         )
 
 
-def owner_is_gone(history: History) -> bool:
+def owner_is_gone(history: History, files: ControlFiles) -> bool:
     """Whether no owner can answer: an orderly end, a released claim of this process, a process that does not exist."""
     if not _is_newest_readable(history):
         return False  # it may be a claim
@@ -220,8 +220,8 @@ def owner_is_gone(history: History) -> bool:
     with _released_lock:
         if (history.log_id, history.generation) in _released:
             return True
-    claim = history.claim.body if history.claim is not None else None
-    return isinstance(claim, Claim) and is_this_host(claim.host) and not _exists(claim.pid)
+    claim = files.claim_of(history)
+    return claim is not None and is_this_host(claim.host) and not _exists(claim.pid)
 
 
 def _is_newest_readable(history: History) -> bool:
@@ -358,7 +358,7 @@ class JobDirectory:
                 )
                 raise RequestFailed(msg)
             silent = 0 if self._new_check().find_owner() is not None else silent + 1
-            if silent == MAX_SILENT_CHECKS or (silent and owner_is_gone(self.read())):
+            if silent == MAX_SILENT_CHECKS or (silent and owner_is_gone(self.read(), self.files)):
                 return self._answer_without_owner(request)
 
     def _answer_without_owner(self, request: Request) -> Answer:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NoReturn
 
 from penstock.checkpoint import paths
-from penstock.checkpoint.entries import Manifest, Pin, Stopped
+from penstock.checkpoint.entries import Claim, Entry, Manifest, Pin, Stopped
+from penstock.checkpoint.entry_codec import decode, encode
 from penstock.checkpoint.events import AnswerRequest, RequestOutcome
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import backoff
 from penstock.clock import MonotonicTime, WallTime
 from penstock.codec import StrictFields
 from penstock.errors import (
+    CheckpointError,
     CheckpointUnreadable,
     InternalError,
     SettingsError,
@@ -24,7 +27,7 @@ from penstock.errors import (
     sentence,
 )
 from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
-from penstock.handles import CheckpointId, Generation, check_savepoint_name
+from penstock.handles import CheckpointId, EntryNumber, Generation, check_savepoint_name
 
 # ---- values ----------------------------------------------------------------------------------------------------------
 #
@@ -372,6 +375,22 @@ class ControlFiles:
         asked = {id for id, is_answer in ids if not is_answer}
         return FolderListing(open=tuple(sorted(asked - answered)), answered=tuple(sorted(answered)))
 
+    def claim_of(self, history: History) -> Claim | None:
+        """The newest claim: the log's, or its copy once the log has trimmed it; ``None`` if neither can be read."""
+        entry = history.claim or self._copied_claim(history)
+        return entry.body if entry is not None and isinstance(entry.body, Claim) else None
+
+    def _copied_claim(self, history: History) -> Entry | None:
+        """The copy, unless it is that of another owner."""
+        if history.generation is None:
+            return None
+        with suppress(CheckpointError):
+            data = self._filesystem.read(paths.CLAIM)
+            # a generation is the number of its claim
+            entry = None if data is None else decode(data, EntryNumber(history.generation))
+            return entry if entry is not None and entry.log_id == history.log_id else None
+        return None
+
     # ---- for requesters ----------------------------------------------------------------------------------------------
 
     def ask(self, request: Request, *, pause: Callable[[float], object]) -> None:
@@ -428,6 +447,14 @@ class ControlFiles:
             return None, error
 
     # ---- for the job -------------------------------------------------------------------------------------------------
+
+    def copy_claim(self, claim: Entry) -> None:
+        """Keep a copy of the owner's claim, in place of that of the owner before.
+
+        Raises:
+            StorageFailed: it could not be written, or nobody knows.
+        """
+        self._filesystem.replace(paths.CLAIM, encode(claim))
 
     def request(self, id: str) -> Request | None:
         """The request, if it is still there.

@@ -411,6 +411,7 @@ class ControlServer:
         self._wake = threading.Event()
         self._is_closed = False
         self._swept_at: MonotonicTime | None = None
+        self._copied: Generation | None = None  # whose claim was copied
         self._warned: set[str] = set()  # requests that a warning was logged for
         self._unreadable: frozenset[str] = frozenset()  # answers that the last clean-up could not read
         self._thread = threading.Thread(target=self._run, name="penstock-control", daemon=True)
@@ -458,6 +459,9 @@ class ControlServer:
         self._for_each(listing.open, lambda request: self._take(request, owned))
         self._for_each(listing.open, self._write_answer)
         self._sweep(listing)
+        if self._copied != owned.generation:
+            self._files.copy_claim(owned.claim)
+            self._copied = owned.generation
 
     def _for_each(self, ids: Iterable[str], act: Callable[[str], None]) -> None:
         """Call ``act`` for each id. If it fails for one, log that once for this id, and go on with the others."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Final
 
 from penstock.filesystem.base import Created, FileSystem, Moved
 from penstock.handles import FileRef
+
+THREADS: Final = 2
+"""Threads that settle files ahead: a checksum uses one core, and disks and stores serve several at once."""
 
 
 class SettledAhead:
@@ -18,21 +23,24 @@ class SettledAhead:
     has who asks for one that could not be settled.
 
     Args:
-        inner: the file system; its ``settle`` is called on a thread of its own too.
+        inner: the file system; its ``settle`` is called on threads of their own too.
+        threads: how many these are at most.
     """
 
-    def __init__(self, inner: FileSystem) -> None:
+    def __init__(self, inner: FileSystem, *, threads: int = THREADS) -> None:
         self._inner = inner
+        self._threads = threads
         self._ahead: dict[str, Future[FileRef]] = {}
         self._lock = threading.Lock()
 
     def begin(self, paths: Iterable[str]) -> None:
-        """Settle these files one after the other, on a thread that ends with the process."""
+        """Settle these files in about this order, on threads that end with the process."""
         begun = {path: Future[FileRef]() for path in paths}
         with self._lock:
             self._ahead |= begun
-        if begun:
-            threading.Thread(target=self._settle_all, args=(begun,), name="settle-ahead", daemon=True).start()
+        left, synced = deque(begun.items()), set[str]()
+        for _ in range(min(self._threads, len(left))):
+            threading.Thread(target=self._settle_all, args=(left, synced), name="settle-ahead", daemon=True).start()
 
     def end(self) -> None:
         """Settle no more ahead, and forget the answers that nobody has asked for."""
@@ -41,21 +49,25 @@ class SettledAhead:
         for answer in left.values():
             answer.cancel()
 
-    def settle(self, path: str) -> FileRef:
+    def settle(self, path: str, synced: set[str] | None = None) -> FileRef:
         """The length and checksum of a durable file: read before, or being read, or read now."""
         with self._lock:
             answer = self._ahead.pop(path, None)
         if answer is not None and not answer.cancel():  # one that is not begun is read here, beside the others
             with suppress(Exception):  # read once more, for what is wrong now
                 return answer.result()
-        return self._inner.settle(path)
+        return self._inner.settle(path, synced)
 
-    def _settle_all(self, begun: dict[str, Future[FileRef]]) -> None:
-        for path, answer in begun.items():
+    def _settle_all(self, left: deque[tuple[str, Future[FileRef]]], synced: set[str]) -> None:
+        while True:
+            try:
+                path, answer = left.popleft()
+            except IndexError:
+                return
             if not answer.set_running_or_notify_cancel():
                 continue
             try:
-                answer.set_result(self._inner.settle(path))
+                answer.set_result(self._inner.settle(path, synced))
             except BaseException as error:
                 answer.set_exception(error)
 

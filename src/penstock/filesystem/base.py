@@ -68,8 +68,13 @@ class FileSystem(Protocol):
         """Remove the folder and those below it, as far as they are empty; nobody writes there any more. Never fails."""
         ...
 
-    def settle(self, path: str) -> FileRef:
+    def settle(self, path: str, synced: set[str] | None = None) -> FileRef:
         """Make a file that a Spark task wrote durable, including its name; returns its length and checksum.
+
+        Args:
+            path: of the file.
+            synced: folders that were synced since all files of the caller were there: they are not synced again. The
+                file's are added. By default each call syncs them.
 
         Raises:
             CheckpointUnreadable: it is not there.

@@ -130,7 +130,7 @@ class LocalFileSystem:
             with suppress(OSError):
                 os.rmdir(directory)
 
-    def settle(self, path: str) -> FileRef:
+    def settle(self, path: str, synced: set[str] | None = None) -> FileRef:
         """Sync a file that a Spark task wrote, and its folders up to the root; reads it once for its checksum."""
         file = self._path(path)
         digest, length = sha256(), 0
@@ -148,7 +148,7 @@ class LocalFileSystem:
                 )
                 raise CheckpointUnreadable(msg) from error
             failpoint("local.settle.synced")
-            self._sync_up(file.parent)
+            self._sync_up(file.parent, set() if synced is None else synced)
         return FileRef(path=path, length=length, sha256=digest.hexdigest())
 
     def move(self, source: str, target: str) -> Moved:
@@ -269,12 +269,16 @@ class LocalFileSystem:
             raise
         return temporary
 
-    def _sync_up(self, folder: Path) -> None:
-        """Sync a folder, which another process may have made, and its parents up to the root."""
-        _sync_folder(folder)
-        while folder != self._root and self._root in folder.parents:
-            folder = folder.parent
+    def _sync_up(self, folder: Path, synced: set[str]) -> None:
+        """Sync a folder, which another process may have made, and its parents up to the root; note those that were."""
+        found: list[str] = []
+        while str(folder) not in synced:
             _sync_folder(folder)
+            found.append(str(folder))
+            if folder == self._root or self._root not in folder.parents:
+                break
+            folder = folder.parent
+        synced.update(found)  # at the end, for whoever finds one there relies on those above it
 
 
 @contextmanager

@@ -437,7 +437,7 @@ class LayerWriter:
 
     def _settle(self, folder: str, part: HashSlice) -> list[FileRef]:
         """Make durable what the job of a part committed; delete the rest: check sums, files of killed attempts."""
-        files = []
+        targets = []
         for path in self.filesystem.list(f"{folder}/{part.number:04d}"):
             target = committed_path(path.removeprefix(f"{folder}/"))
             if target is None:
@@ -445,8 +445,9 @@ class LayerWriter:
                 continue
             if path != f"{folder}/{target}":
                 self.filesystem.move(path, f"{folder}/{target}")
-            files.append(self.filesystem.settle(f"{folder}/{target}"))
-        return files
+            targets.append(f"{folder}/{target}")
+        synced: set[str] = set()
+        return [self.filesystem.settle(target, synced) for target in targets]
 
 
 def _power_of_two(most: int) -> int:

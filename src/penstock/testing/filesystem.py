@@ -142,7 +142,7 @@ class MemoryFileSystem:
     def remove_empty_folders(self, prefix: str) -> None:
         """Do nothing: there are no folders."""
 
-    def settle(self, path: str) -> FileRef:
+    def settle(self, path: str, synced: set[str] | None = None) -> FileRef:  # noqa: ARG002 - there are no folders
         """Make the file durable and describe it."""
 
         def act() -> FileRef:

@@ -71,7 +71,8 @@ class FilesWriter(StagingWriter):
                 if not written:
                     raise self.no_file(checkpoint, epoch)
                 paths = [*(paths if as_they_are else ()), *written]
-            refs = [filesystem.settle(path) for path in paths]
+            synced: set[str] = set()
+            refs = [filesystem.settle(path, synced) for path in paths]
             staging.sync_folders(paths, self._sink.target)
         if not as_they_are:
             with suppress(Exception):  # the files are durable, and what stays is condemned by the next generation
