@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -37,6 +38,8 @@ BYTES_A_KEY = 80
 """About what a key takes in a layer: 64 characters of a hash, and four random numbers."""
 
 PATIENCE = 900
+CALM = 2
+"""Seconds after which nothing more comes into a layer's folder that has not changed."""
 AS_BEFORE, SETTLED, LONGEST = 6, 0.0005, 200
 """The state has settled when its bytes were so many checkpoints long within so much of each other; or is given up."""
 
@@ -125,6 +128,8 @@ class Files:
         self.seen: dict[str, int] = {}
         self.by_checkpoints: dict[str, int] = {}
         """Of the layers that a checkpoint added, from manifests: not those that merges made of others."""
+        self._looked: dict[Path, float] = {}  # folders of layers, and when they were read last
+        self._listed: set[Path] = set()
         self._ended = threading.Event()
         self._follower = threading.Thread(target=self._follow, daemon=True)
         self._follower.start()
@@ -138,10 +143,17 @@ class Files:
         self._follower.join()
 
     def look(self) -> None:
-        """Take in what is there now."""
-        self.seen |= dict(sizes(self._folder))
+        """Take in what is there now, but for layers that are complete: to read thousands of folders took half a core."""
+        for layer in self._folder.glob("*/state/*/*/*"):
+            now = time.time()
+            with suppress(FileNotFoundError):
+                if layer.stat().st_mtime + CALM > self._looked.get(layer, 0):
+                    self.seen |= dict(sizes(layer))
+                    self._looked[layer] = now
         for entry in sorted(self._folder.glob("*/log/*"))[-2:]:
-            self.by_checkpoints |= {path: length for level, path, length in listed(entry) if level == 0}
+            if entry not in self._listed:
+                self.by_checkpoints |= {path: length for level, path, length in listed(entry) if level == 0}
+                self._listed.add(entry)
 
     def _follow(self) -> None:
         while not self._ended.wait(0.2):

@@ -131,7 +131,7 @@ def _columns(key: str) -> tuple[str, ...]:
 def sizes(folder: Path) -> Iterator[tuple[str, int]]:
     """The files of layers below a folder, and their bytes."""
     for place, folders, names in os.walk(folder):  # which passes over what goes away meanwhile
-        folders[:] = [name for name in folders if name != "_temporary"]
+        folders[:] = [name for name in folders if not name.startswith("_")]  # what a job has not committed or settled
         for path in (Path(place, name) for name in names if name.endswith(".parquet")):
             with suppress(FileNotFoundError):
                 yield str(path), path.stat().st_size

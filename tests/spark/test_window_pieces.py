@@ -63,6 +63,25 @@ def test_the_background_writes_what_comes_and_a_checkpoint_the_rest_in_one_job(s
     assert sums(again) == {f"u{number}": number * (2 if 230 <= number < 240 else 1) for number in range(250)}
 
 
+@pytest.mark.parametrize(("most", "jobs"), [(1_000, 1), (10, 2)])
+def test_a_snapshot_has_its_first_slot_before_it_waits_for_a_piece_and_one_for_each_job(rig, monkeypatch, most, jobs):
+    monkeypatch.setattr(parquet, "ROWS_A_TASK", most)
+    written, seen = rig.operator._durable, []
+
+    @contextlib.contextmanager
+    def slot():
+        seen.append("waits" if written._writing.locked() else "free")
+        yield
+        seen.append("ended")
+
+    written._writer = dataclasses.replace(written._writer, background=slot)
+    rig.process(users(0, 20))
+    rig.checkpoint()
+    assert seen == ["free", "ended", *["waits", "ended"] * (jobs - 1)]
+    rig.checkpoint()
+    assert len(seen) == 2 * jobs, "there was nothing to write"
+
+
 def test_changes_of_hot_keys_are_merged_in_memory_and_never_are_a_piece(rig):
     for _ in range(40):
         rig.process(users(0, 17))

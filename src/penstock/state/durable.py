@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from penstock.state.layers import Layer, LayerStats, union_layers
 from penstock.state.parquet import LayerWriter, SliceReader, stats_of, window_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.handles import Json
     from penstock.state.layers import SnapshotScope
@@ -100,9 +101,10 @@ class DurableLayers:
         """
         durable = False
         try:
-            with self._writing:
+            with self._slot_for(scope) as slot, self._writing:
                 self._check_order(scope)
-                self._add(scope, self._writer)
+                slots = chain((slot,), iter(self._writer.background, None))
+                self._add(scope, replace(self._writer, background=partial(next, slots)))
                 self._added = (*self._added, self._group_bytes)[-SETTLED_AFTER:]
                 self._group, self._group_rows, self._group_bytes, self._piece_failed = None, 0, 0, False
                 durable = True
@@ -212,6 +214,18 @@ class DurableLayers:
             finally:
                 self._end_merge(merged, rebased)
                 reader.close()
+
+    @contextmanager
+    def _slot_for(self, scope: SnapshotScope) -> Iterator[ExitStack]:
+        """Hold a slot for the first job that writes the snapshot's rows, if any are not durable: it is left with that.
+
+        It has the slot before the lock, as a piece has. Where it waits for a piece, a merge would else begin as soon as
+        that has ended, before this thread had planned its job.
+        """
+        with ExitStack() as slot:
+            if any(layer.epoch > self._epoch for layer in scope.layers):
+                slot.enter_context(self._writer.background())
+            yield slot
 
     def _end_merge(self, merged: LayerRef | None, rebased: int) -> None:
         with self._writing:
