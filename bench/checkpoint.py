@@ -143,7 +143,7 @@ class Files:
         self._follower.join()
 
     def look(self) -> None:
-        """Take in what is there now, but for complete layers: to read thousands of folders each time took half a core."""
+        """Take in what is there now, but for complete layers: to read thousands of folders took half a core."""
         for layer in self._folder.glob("*/state/*/*/*"):
             now = time.time()
             with suppress(FileNotFoundError):

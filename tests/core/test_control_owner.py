@@ -273,6 +273,17 @@ def test_L9_a_claim_that_cannot_be_read_is_another_one_than_that_which_was_silen
         start.check()
 
 
+def test_L9_the_claim_of_an_earlier_owner_does_not_stand_for_one_that_cannot_be_read(disk) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    Driver(disk, host_identity(), pid=gone.pid).claim()
+    owner = Driver(disk, "host-b").claim()
+    owner.owned.append(manifest(1))
+    disk.corrupt(paths.entry(owner.generation), b"?")
+    with pytest.raises(JobIsRunning):
+        Start(disk, owner.watch.look).check()
+
+
 def test_L9_an_owner_that_is_stopping_is_waited_for_and_the_start_goes_on_once_it_has(disk) -> None:
     owner = Driver(disk, "host-a").claim().begin()
     owner.watch._state = lambda: "stopping"
