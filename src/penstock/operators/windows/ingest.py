@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 _MAX_SPECS: Final = 16
 """Number of earlier specs and plans of figures that are kept: one for each watermark above a union, and each set of
 source partitions, which come and go seldom. A batch whose spec is not kept has no kept plan either."""
+_WHOLE: Final = (0, 1)
+"""Number and count of the slice that has all rows."""
 
 
 class LayerRows(NamedTuple):
@@ -110,7 +112,6 @@ class LayerQueries:
         self._flagged_schema = nullable(self._flagged.schema)
         self._specs: dict[tuple[WantedFigures, int], _RowFigures] = {}
         self._partials: dict[bool, PreparedPlan] = {}
-        self._merges: dict[bool, PreparedPlan] = {}
         self._groups: dict[tuple[WantedFigures, int], _GroupPlans] = {}
         self._keys: PreparedPlan | None = None
         self._is_volatile = self._has_volatile_inputs()
@@ -201,7 +202,7 @@ class LayerQueries:
     def merged(self, layers: Sequence[Layer], horizon: int) -> tuple[BoundPlan, ObservedMetrics]:
         """The rows of the layer that replaces ``layers``, and metrics that will have their statistics."""
         rows = self._preparer.union([layer.frame for layer in layers])
-        return self._observed(self._prepared_merge(sliced=False), rows, horizon, MAX_WATERMARK)
+        return self._observed(self._prepared_merge, rows, horizon, MAX_WATERMARK, *_WHOLE)
 
     def merged_part(
         self, layers: Sequence[Layer], horizon: int, part: HashSlice
@@ -215,7 +216,7 @@ class LayerQueries:
         rows = self._preparer.in_one(frames, part.number % self._frames.layers_format.partitions)
         if rows is None:
             return None
-        return self._observed(self._prepared_merge(sliced=True), rows, horizon, MAX_WATERMARK, part.number, part.count)
+        return self._observed(self._prepared_merge, rows, horizon, MAX_WATERMARK, part.number, part.count)
 
     def joined(self, parts: Sequence[DataFrame]) -> DataFrame:
         """What ``merged_part`` gave for each slice, once cached, as the rows of one layer. It reads their blocks."""
@@ -291,18 +292,16 @@ class LayerQueries:
             self._groups[wanted, id(spec)] = _GroupPlans(groups, rows, earlier, spec)
         return self._groups[wanted, id(spec)]
 
-    def _prepared_merge(self, *, sliced: bool) -> PreparedPlan:
+    @cached_property
+    def _prepared_merge(self) -> PreparedPlan:
+        """The merge of a slice. All rows are a slice, too: a first merge in parts would compile another plan late."""
         layers_format = self._frames.layers_format
 
-        def merged(rows: DataFrame, after: int, until: int, *part: int) -> DataFrame:
+        def merged(rows: DataFrame, after: int, until: int, number: int, count: int) -> DataFrame:
             alive = layers_format.between(rows, after, until)
-            return layers_format.merged(alive.where(HashSlice(*part).condition(layers_format)) if part else alive)
+            return layers_format.merged(alive.where(HashSlice(number, count).condition(layers_format)))
 
-        if sliced not in self._merges:
-            self._merges[sliced] = self._preparer.prepare(
-                layers_format.schema, merged, numbers=4 if sliced else 2, figures=self._stats()
-            )
-        return self._merges[sliced]
+        return self._preparer.prepare(layers_format.schema, merged, numbers=4, figures=self._stats())
 
     def _stats(self) -> dict[str, Column]:
         return dict(zip(STATS, self._frames.layers_format.stats, strict=True))
