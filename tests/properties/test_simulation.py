@@ -251,7 +251,7 @@ def test_a_bug_is_planted_where_something_is_and_taken_away_again(bug: str) -> N
 )
 def test_a_planted_bug_is_found_within_a_few_seeds(bug: str) -> None:
     with planted(bug), pytest.raises(Violation):
-        run_seeds(1, 301)
+        run_seeds(1, 1001)  # the first is enough; S1 shows in about one of 250, others in one of a few
 
 
 @pytest.mark.parametrize("bug", OF_LETTERS)
