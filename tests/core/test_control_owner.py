@@ -123,17 +123,23 @@ def test_nobody_is_asked_where_nobody_can_answer(disk) -> None:
 
 
 def test_a_process_of_this_host_that_does_not_exist_is_not_waited_for(disk) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    Driver(disk, host_identity(), pid=gone.pid).claim()
+    gone = dead_process()
+    Driver(disk, host_identity(), pid=gone).claim()
     assert Start(disk).waited() == 0
     for elsewhere in ("another-host", f"{platform.node()}#0123456789ab", platform.node()):
-        Driver(disk, elsewhere, pid=gone.pid).claim()
+        Driver(disk, elsewhere, pid=gone).claim()
         assert Start(disk).waited() == 2.0, "numbers of processes elsewhere, a container of our name say, are not ours"
     Driver(disk, host_identity(), pid=os.getpid()).claim()
     assert Start(disk).waited() == 2.0, "a number that is in use may be anybody's"
     Driver(disk, host_identity(), pid=2**70).claim()
     assert Start(disk).waited() == 2.0
+
+
+def dead_process() -> int:
+    """The id of a process that existed."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    return gone.pid
 
 
 def trimmed(disk: MemoryFileSystem, owner: Driver) -> None:
@@ -145,13 +151,12 @@ def trimmed(disk: MemoryFileSystem, owner: Driver) -> None:
 
 
 def test_a_process_that_does_not_exist_is_not_waited_for_after_the_log_has_trimmed_its_claim(disk) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    owner = Driver(disk, host_identity(), pid=gone.pid).claim()
+    gone = dead_process()
+    owner = Driver(disk, host_identity(), pid=gone).claim()
     owner.look()
     trimmed(disk, owner)
     assert Start(disk).waited() == 0
-    later = Driver(disk, host_identity(), pid=gone.pid).claim()
+    later = Driver(disk, host_identity(), pid=gone).claim()
     trimmed(disk, later)
     assert Start(disk).waited() == 2.0, "the copy is that of the owner before"
     for damaged in (b"", b"{}", b"x" * 100):
@@ -274,9 +279,8 @@ def test_L9_a_claim_that_cannot_be_read_is_another_one_than_that_which_was_silen
 
 
 def test_L9_the_claim_of_an_earlier_owner_does_not_stand_for_one_that_cannot_be_read(disk) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    Driver(disk, host_identity(), pid=gone.pid).claim()
+    gone = dead_process()
+    Driver(disk, host_identity(), pid=gone).claim()
     owner = Driver(disk, "host-b").claim()
     owner.owned.append(manifest(1))
     disk.corrupt(paths.entry(owner.generation), b"?")

@@ -223,8 +223,9 @@ class History:
 
     @property
     def claim(self) -> Entry | None:
-        """The newest claim; ``None`` if it was trimmed away."""
-        return next((entry for entry in reversed(self.entries) if isinstance(entry.body, Claim)), None)
+        """The owner's claim; ``None`` if it was trimmed away or is unreadable: an earlier one is another process's."""
+        newest = next((entry for entry in reversed(self.entries) if isinstance(entry.body, Claim)), None)
+        return newest if newest is not None and newest.generation == self.generation else None
 
     @property
     def generation(self) -> Generation | None:

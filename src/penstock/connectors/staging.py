@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.connectors.epochs import KeptBatch, OutputEpochs, StagedBatch
 from penstock.errors import CheckpointUnreadable, GraphError, InternalError
+from penstock.filesystem.base import settle_all
 from penstock.handles import Committable
 from penstock.interfaces.sink import BlockBudget
 from penstock.spark import jvm
@@ -387,8 +388,7 @@ class StagedWriter(StagingWriter):
         context, filesystem = self.context, self.context.filesystem
         with self.removed_on_failure() as made:
             staged = self.all_staged(epoch, made, context.background)
-            synced: set[str] = set()
-            files = [filesystem.settle(path, synced) for part in staged for path in self.content(part.folder)]
+            files = settle_all(filesystem, [path for part in staged for path in self.content(part.folder)])
             if not files:
                 raise self.no_file(checkpoint, epoch)
         named = {file.path for file in files}

@@ -377,9 +377,7 @@ class ControlFiles:
 
     def claim_of(self, history: History) -> Claim | None:
         """The owner's claim: the log's, or its copy once the log has trimmed it; ``None`` if neither can be read."""
-        entry = history.claim
-        if entry is None or entry.generation != history.generation:  # a newer one may be unreadable
-            entry = self._copied_claim(history)
+        entry = history.claim or self._copied_claim(history)
         return entry.body if entry is not None and isinstance(entry.body, Claim) else None
 
     def _copied_claim(self, history: History) -> Entry | None:

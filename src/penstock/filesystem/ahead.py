@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -38,9 +37,10 @@ class SettledAhead:
         begun = {path: Future[FileRef]() for path in paths}
         with self._lock:
             self._ahead |= begun
-        left, synced = deque(begun.items()), set[str]()
-        for _ in range(min(self._threads, len(left))):
-            threading.Thread(target=self._settle_all, args=(left, synced), name="settle-ahead", daemon=True).start()
+        files, synced = list(begun.items()), set[str]()
+        for first in range(min(self._threads, len(files))):
+            share = files[first :: self._threads]
+            threading.Thread(target=self._settle, args=(share, synced), name="settle-ahead", daemon=True).start()
 
     def end(self) -> None:
         """Settle no more ahead, and forget the answers that nobody has asked for."""
@@ -58,12 +58,8 @@ class SettledAhead:
                 return answer.result()
         return self._inner.settle(path, synced)
 
-    def _settle_all(self, left: deque[tuple[str, Future[FileRef]]], synced: set[str]) -> None:
-        while True:
-            try:
-                path, answer = left.popleft()
-            except IndexError:
-                return
+    def _settle(self, share: Sequence[tuple[str, Future[FileRef]]], synced: set[str]) -> None:
+        for path, answer in share:
             if not answer.set_running_or_notify_cancel():
                 continue
             try:

@@ -6,7 +6,7 @@ Paths are ``/``-separated and relative to the root that the implementation was m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -91,3 +91,13 @@ class FileSystem(Protocol):
     def url(self, path: str) -> str:
         """The address by which Spark reads and writes ``path``."""
         ...
+
+
+def settle_all(filesystem: FileSystem, paths: Iterable[str]) -> list[FileRef]:
+    """Settle files that are all there by now, in order, and sync each of their folders once.
+
+    Raises:
+        CheckpointUnreadable: one is not there.
+    """
+    synced: set[str] = set()
+    return [filesystem.settle(path, synced) for path in paths]

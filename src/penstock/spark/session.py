@@ -142,8 +142,8 @@ CONTEXT_SETTINGS: Final = {
     "spark.log.level": "ERROR",
     "spark.sql.ui.explainMode": "simple",  # listeners get each query's plan as text, and "formatted" takes long
     "spark.sql.codegen.cache.maxEntries": "2000",  # 100 unless set: one step with its stack of layers needs more
-    # Up to 64m unless set: an array that is cleared for each aggregation of a task, and lies outside of generations. So
-    # that it does not, it takes half a region of a heap of 8 GB, 16 bytes of header included.
+    # Up to 64m unless set: an array that is cleared for each aggregation of a task, and lies outside of generations. In
+    # a heap above 4 GB this one does not: with its header of 16 bytes it takes half a region.
     "spark.buffer.pageSize": str((2 << 20) - 16),
     # 4m unless set: an array that is cleared for each stage's tasks, for it is broadcast. Where it lies outside of
     # generations, the collector marked the whole heap again and again.

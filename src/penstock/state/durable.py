@@ -101,10 +101,9 @@ class DurableLayers:
         """
         durable = False
         try:
-            with self._slot_for(scope) as slot, self._writing:
+            with self._snapshot_writer(scope) as writer, self._writing:
                 self._check_order(scope)
-                slots = chain((slot,), iter(self._writer.background, None))
-                self._add(scope, replace(self._writer, background=partial(next, slots)))
+                self._add(scope, writer)
                 self._added = (*self._added, self._group_bytes)[-SETTLED_AFTER:]
                 self._group, self._group_rows, self._group_bytes, self._piece_failed = None, 0, 0, False
                 durable = True
@@ -215,18 +214,6 @@ class DurableLayers:
                 self._end_merge(merged, rebased)
                 reader.close()
 
-    @contextmanager
-    def _slot_for(self, scope: SnapshotScope) -> Iterator[ExitStack]:
-        """Hold a slot for the first job that writes the snapshot's rows, if any are not durable: it is left with that.
-
-        It has the slot before the lock, as a piece has. Where it waits for a piece, a merge would else begin as soon as
-        that has ended, before this thread had planned its job.
-        """
-        with ExitStack() as slot:
-            if any(layer.epoch > self._epoch for layer in scope.layers):
-                slot.enter_context(self._writer.background())
-            yield slot
-
     def _end_merge(self, merged: LayerRef | None, rebased: int) -> None:
         with self._writing:
             names, self._merging_names = self._merging_names, frozenset()
@@ -241,6 +228,19 @@ class DurableLayers:
         for ref in self._refs:
             groups.setdefault(group_of(ref), []).append(ref)
         return groups
+
+    @contextmanager
+    def _snapshot_writer(self, scope: SnapshotScope) -> Iterator[LayerWriter]:
+        """A writer whose first job has its slot already, if there are rows to write; each later job takes its own.
+
+        So a snapshot has a slot before the lock, as a piece has. Where it waits for a piece, a merge would else begin
+        as soon as that has ended, before this thread had planned its job.
+        """
+        with ExitStack() as slot:
+            if any(layer.epoch > self._epoch for layer in scope.layers):
+                slot.enter_context(self._writer.background())
+            slots = chain((slot,), iter(self._writer.background, None))
+            yield replace(self._writer, background=partial(next, slots))
 
     def _add(self, scope: SnapshotScope, writer: LayerWriter) -> None:
         """Write what is not durable of a snapshot or piece, and refer to it."""

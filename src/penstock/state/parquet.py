@@ -10,6 +10,7 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import StorageFailed
+from penstock.filesystem.base import settle_all
 from penstock.handles import ColumnAction, FileRef, LayerRef
 from penstock.spark.blocks import explain_lost_blocks, free_blocks, local_checkpoint, with_session
 from penstock.spark.plans import FrameObservation
@@ -446,8 +447,7 @@ class LayerWriter:
             if path != f"{folder}/{target}":
                 self.filesystem.move(path, f"{folder}/{target}")
             targets.append(f"{folder}/{target}")
-        synced: set[str] = set()
-        return [self.filesystem.settle(target, synced) for target in targets]
+        return settle_all(self.filesystem, targets)
 
 
 def _power_of_two(most: int) -> int:

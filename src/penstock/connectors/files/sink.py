@@ -22,6 +22,7 @@ from penstock.errors import (
     StorageFailed,
     no_column,
 )
+from penstock.filesystem.base import settle_all
 from penstock.formats import text
 from penstock.handles import Committable, FileRef, Guarantee
 
@@ -71,8 +72,7 @@ class FilesWriter(StagingWriter):
                 if not written:
                     raise self.no_file(checkpoint, epoch)
                 paths = [*(paths if as_they_are else ()), *written]
-            synced: set[str] = set()
-            refs = [filesystem.settle(path, synced) for path in paths]
+            refs = settle_all(filesystem, paths)
             staging.sync_folders(paths, self._sink.target)
         if not as_they_are:
             with suppress(Exception):  # the files are durable, and what stays is condemned by the next generation
