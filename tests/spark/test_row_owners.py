@@ -17,6 +17,7 @@ from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.spark.arrow import ArrowSender, arrow_schema
 from penstock.spark.blocks import free_blocks
 from penstock.spark.bound_plans import BoundPlan, note_sent, plan_of
+from penstock.spark.kept_rows import MANY_GROUPS
 from penstock.spark.prepared_plans import PlanPreparer
 from penstock.spark.row_owners import MAX_COPIED_ROWS, Placement
 from window_harness import Rig, counted
@@ -186,6 +187,18 @@ def test_on_a_cluster_rows_of_a_function_of_python_are_exchanged(spark):
         assert placed.is_in_one_stage() is is_in_one_stage
         assert in_partitions(kept) == placed.expected(sent(spark))
         free_blocks(kept)
+
+
+def test_more_groups_than_the_fast_map_has_room_for_are_grouped_too(spark, monkeypatch):
+    monkeypatch.setitem(MANY_GROUPS, "spark.sql.codegen.aggregate.fastHashMap.capacityBit", "10")
+    placed = Placed(spark, ["k", "d", "at"], lambda rows: rows)
+    frame = sent(spark, 6000)
+    plan, placement, metrics = placed.plan(frame, may_copy=False)
+    kept = placed.preparer.checkpoint(plan, placement)
+    assert metrics.read() == {"rows": 6000, "largest": 49}
+    assert kept.count() == 6000
+    assert in_partitions(kept) == placed.expected(frame)
+    free_blocks(kept)
 
 
 def test_many_rows_and_rows_that_tasks_read_are_exchanged(spark):

@@ -62,7 +62,10 @@ INTERNALS: Final = {
 
 MANY_GROUPS: Final = {
     "spark.sql.codegen.aggregate.map.twolevel.partialOnly": "false",
-    "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "18",
+    # The fast hash map of columns: the other one ends with its first page, and all further groups miss it. An array of
+    # 2**17 numbers is 1 MB, so that it lies inside the generations of a heap above 4 GB.
+    "spark.sql.codegen.aggregate.map.vectorized.enable": "true",
+    "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "17",
 }
 """Settings for aggregations of many rows: Spark's fast hash map, with room for many groups, also after an exchange."""
 
