@@ -29,9 +29,7 @@ def read(path):
     piece = FileSplit(
         path=str(path), name=path.name, start=0, end=status.st_size, size=status.st_size, mtime_ns=status.st_mtime_ns
     )
-    numbers = pa.RecordBatch.from_arrays([pa.array([0])], names=["n"])
-    found = LineReader(tasks=((piece,),), header=False)(iter([numbers]))
-    return [line for batch in found for line in batch.column(0).to_pylist()]
+    return [line for batch in LineReader(header=False).read([piece]) for line in batch.column(0).to_pylist()]
 
 
 def told(error):

@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from core.kinesis_kit import Bench
@@ -169,11 +168,10 @@ def test_a_right_that_a_task_lacks_fails_the_job_for_good():
 def test_a_secret_that_executors_lack_fails_the_job_for_good(monkeypatch):
     monkeypatch.delenv("NOT_SET", raising=False)
     address = StreamAddress(stream="orders", region="eu-west-1", options={"aws_secret_access_key": env("NOT_SET")})
-    tasks = ((planned_range(executors()),),)
     unused: Any = None
-    reader = ShardRangeReader(batch=1, tasks=tasks, columns=unused, address=address, counts=unused)
+    reader = ShardRangeReader(batch=1, columns=unused, address=address, counts=unused)
     with pytest.raises(RangeFailed) as failed:
-        next(reader(iter([pa.record_batch({"number": [0]})])))
+        next(reader.read([planned_range(executors())]))
     error = explain(failed.value)
     assert error is not None
     assert not error.retry

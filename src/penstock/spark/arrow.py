@@ -44,15 +44,6 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return cast("Any", to_arrow_schema)(schema, **zone)
 
 
-def task_numbers(spark: SparkSession, count: int) -> DataFrame:
-    """The numbers of tasks as rows ``n``, for a function of Python that reads what each task is to read.
-
-    They are data of the plan, not literals of its code: Spark compiles nothing again.
-    """
-    rows = ", ".join(f"({number})" for number in range(count))
-    return spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
-
-
 def in_chunks(batch: pa.RecordBatch, cores: int) -> pa.Table:
     """A record batch as a table, one chunk for each partition of its frame."""
     import pyarrow as pa

@@ -192,23 +192,17 @@ class FileSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineReader:
-    """Makes rows of the splits of tasks, given by number: ``value``, a line without its end, and ``_file``.
+    """Makes rows of the splits of a task: ``value``, a line without its end, and ``_file``.
 
     With a decoder there is a third column, ``_record``. Where it is not null, ``value`` and ``_file`` are.
     """
 
-    tasks: tuple[tuple[FileSplit, ...], ...]
     header: bool
     encoding: str | None = None
     decoder: JsonDecoder | None = None
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the tasks whose numbers are in ``batches``. Spark calls it in a worker."""
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from self._rows(self.tasks[number])
-
-    def _rows(self, splits: Sequence[FileSplit]) -> Iterator[pa.RecordBatch]:
+    def read(self, splits: Sequence[FileSplit]) -> Iterator[pa.RecordBatch]:
+        """The rows of the splits of a task. Spark calls it in its Python workers."""
         blocks: list[tuple[str, bytes]] = []  # of small files together: a batch for each would take longer than reading
         size = 0
         for split in splits:

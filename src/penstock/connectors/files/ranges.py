@@ -21,8 +21,8 @@ from penstock.connectors.files.listing import FileSignature, FileSlice, compress
 from penstock.errors import ConnectorError, DecodeError, GraphError, SourceChanged, sentence
 from penstock.formats import text
 from penstock.interfaces.source import DECODED_RECORD
-from penstock.spark.arrow import task_numbers
 from penstock.spark.file_ranges import frame_of_ranges
+from penstock.spark.python_tasks import TaskFrames
 from penstock.spark.query_log import first_line
 from penstock.spark.sql import STRICT_READ
 
@@ -167,11 +167,11 @@ def _lines_by_workers(
 
     cores = spark.sparkContext.defaultParallelism
     tasks = _tasks(_splits(root, slices, content, cores), cores)
-    reader = LineReader(tasks=tasks, header=content.header, encoding=content.encoding, decoder=decoder)
+    reader = LineReader(header=content.header, encoding=content.encoding, decoder=decoder)
     columns = StructType().add("value", StringType()).add("_file", StringType())
     if record is not None:
         columns.add(DECODED_RECORD, record)
-    return task_numbers(spark, len(tasks)).mapInArrow(reader, columns)
+    return TaskFrames(spark, columns).frame(tasks, reader.read)
 
 
 def _splits(root: str, slices: Sequence[FileSlice], content: FileFormat, cores: int) -> tuple[FileSplit, ...]:

@@ -7,7 +7,6 @@ numbers are data and offsets travel with the function, so Spark compiles nothing
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +18,8 @@ from penstock.connectors.kafka.planning import cut
 from penstock.elements import ObservedMetrics
 from penstock.errors import ConnectorError
 from penstock.interfaces.source import DECODED_RECORD, UNDECODED_METRIC
-from penstock.spark.arrow import ArrowSender, arrow_schema, in_chunks, task_numbers
+from penstock.spark.arrow import ArrowSender, arrow_schema, in_chunks
+from penstock.spark.python_tasks import TaskFrames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -194,10 +194,9 @@ class SizeAccumulator(AccumulatorParam[dict[str, tuple[int, int]]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeReader:
-    """Reads the ranges of tasks, given by number. Spark calls it in its Python workers.
+    """Reads the ranges of a task. Spark calls it in its Python workers.
 
     Attributes:
-        tasks: the ranges of each task.
         columns: makes the rows.
         options: of the consumers; secrets by reference.
         timeout: seconds without a message after which a read fails.
@@ -205,19 +204,16 @@ class RangeReader:
         sizes: accumulates what was read.
     """
 
-    tasks: tuple[tuple[OffsetRange, ...], ...]
     columns: RecordColumns
     options: Mapping[str, Option] = field(repr=False)
     timeout: float
     skips_lost: bool
     sizes: Accumulator[dict[str, tuple[int, int]]]
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the tasks whose numbers are in ``batches``."""
+    def read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+        """The rows of the ranges."""
         with gc_paused():
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    yield from self._read(self.tasks[number])
+            yield from self._read(ranges)
 
     def _read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         try:
@@ -256,7 +252,7 @@ class KafkaFrames:
         self._cores = max(1, int(spark.sparkContext.defaultParallelism))
         self._sizes = spark.sparkContext.accumulator({}, SizeAccumulator())
         self._returned_sizes: Mapping[str, tuple[int, int]] = {}
-        self._task_numbers = cache(partial(task_numbers, spark))
+        self._tasks = TaskFrames(spark, self._schema)
         self._sender = ArrowSender(spark, self._schema)
 
     def new_sizes(self) -> Mapping[str, tuple[int, int]]:
@@ -272,14 +268,13 @@ class KafkaFrames:
         """A lazy frame of exactly the records of the ranges, which the executors read."""
         tasks = cut(ranges, 1 if sum(part.offsets for part in ranges) <= ONE_TASK else self._cores)
         reader = RangeReader(
-            tasks=tasks,
             columns=self._columns,
             options=self._options,
             timeout=self._timeout,
             skips_lost=self._skips_lost,
             sizes=self._sizes,
         )
-        return self._task_numbers(len(tasks)).mapInArrow(reader, self._schema)
+        return self._tasks.frame(tasks, reader.read)
 
     def table(self, records: Sequence[PartitionRecords]) -> pa.Table:
         """Records as a table, one chunk for each partition of its frame."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.accumulators import AccumulatorParam
@@ -17,7 +16,8 @@ from penstock.connectors.kinesis.ranges import RangeFailed, read_range
 from penstock.elements import ObservedMetrics
 from penstock.errors import PenstockError
 from penstock.interfaces.source import DECODED_RECORD, UNDECODED_METRIC
-from penstock.spark.arrow import ArrowSender, arrow_schema, in_chunks, task_numbers
+from penstock.spark.arrow import ArrowSender, arrow_schema, in_chunks
+from penstock.spark.python_tasks import TaskFrames
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,28 +116,24 @@ def _client(address: StreamAddress) -> KinesisClient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRangeReader:
-    """Reads the ranges of tasks, given by number. Spark calls it in its Python workers.
+    """Reads the ranges of a task. Spark calls it in its Python workers.
 
     Attributes:
         batch: the number of the batch, for counts.
-        tasks: the ranges of each task.
         columns: makes the rows.
         address: the stream; secrets by reference.
         counts: gets the number of rows of each range that was read to its end, and what was throttled.
     """
 
     batch: int
-    tasks: tuple[tuple[RangeTask, ...], ...]
     columns: ShardColumns
     address: StreamAddress
     counts: Accumulator[dict[str, tuple[int, ...]]] = field(repr=False)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the tasks whose numbers are in ``batches``."""
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                for task in self.tasks[number]:
-                    yield from self._read(task)
+    def read(self, ranges: Sequence[RangeTask]) -> Iterator[pa.RecordBatch]:
+        """The rows of the ranges."""
+        for task in ranges:
+            yield from self._read(task)
 
     def _read(self, task: RangeTask) -> Iterator[pa.RecordBatch]:
         shard, rows = task.part.shard, 0
@@ -211,9 +207,9 @@ class KinesisFrames:
             decoder=decoder,
             needed=config.needed_columns,
         )
-        self._schema, self._address = schema, config.address
+        self._address = config.address
         self._counts = spark.sparkContext.accumulator({}, CountAccumulator())
-        self._task_numbers = cache(partial(task_numbers, spark))
+        self._tasks = TaskFrames(spark, schema)
         self._cores = max(1, int(spark.sparkContext.defaultParallelism))
         self._sender = ArrowSender(spark, schema)
 
@@ -233,11 +229,8 @@ class KinesisFrames:
 
     def of_ranges(self, batch: int, ranges: tuple[RangeTask, ...]) -> DataFrame:
         """A lazy frame of exactly the records of the ranges, which the executors read."""
-        tasks = _as_tasks(ranges, self._cores)
-        reader = ShardRangeReader(
-            batch=batch, tasks=tasks, columns=self._columns, address=self._address, counts=self._counts
-        )
-        return self._task_numbers(len(tasks)).mapInArrow(reader, self._schema)
+        reader = ShardRangeReader(batch=batch, columns=self._columns, address=self._address, counts=self._counts)
+        return self._tasks.frame(_as_tasks(ranges, self._cores), reader.read)
 
     def take_counts(self, batch: int, ranges: Sequence[RangeTask]) -> list[tuple[int, ...]]:
         """Remove and return the row counts of each range of a batch: one for each time that the range was read."""
