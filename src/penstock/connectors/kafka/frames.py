@@ -236,7 +236,6 @@ class KafkaFrames:
     """
 
     def __init__(self, spark: SparkSession, config: KafkaConfig) -> None:
-        self._spark = spark
         self._schema = config.schema(spark)
         self._columns = RecordColumns(schema=arrow_schema(self._schema))
         if config.json is not None:
@@ -246,12 +245,16 @@ class KafkaFrames:
             decoded = set() if config.json is None else {DECODED_RECORD, config.json.name}
             unused = frozenset(self._schema.names) - config.needed_columns - decoded
             self._columns = replace(self._columns, unused=unused)
-        self._options = config.connection.worker_options()
-        self._timeout = config.stall_timeouts.fail / 1_000_000
-        self._skips_lost = config.on_lost_offsets == "continue"
         self._cores = max(1, int(spark.sparkContext.defaultParallelism))
         self._sizes = spark.sparkContext.accumulator({}, SizeAccumulator())
         self._returned_sizes: Mapping[str, tuple[int, int]] = {}
+        self._reader = RangeReader(
+            columns=self._columns,
+            options=config.connection.worker_options(),
+            timeout=config.stall_timeouts.fail / 1_000_000,
+            skips_lost=config.on_lost_offsets == "continue",
+            sizes=self._sizes,
+        )
         self._tasks = TaskFrames(spark, self._schema)
         self._sender = ArrowSender(spark, self._schema)
 
@@ -267,14 +270,7 @@ class KafkaFrames:
     def of_ranges(self, ranges: Sequence[OffsetRange]) -> DataFrame:
         """A lazy frame of exactly the records of the ranges, which the executors read."""
         tasks = cut(ranges, 1 if sum(part.offsets for part in ranges) <= ONE_TASK else self._cores)
-        reader = RangeReader(
-            columns=self._columns,
-            options=self._options,
-            timeout=self._timeout,
-            skips_lost=self._skips_lost,
-            sizes=self._sizes,
-        )
-        return self._tasks.frame(tasks, reader.read)
+        return self._tasks.frame(tasks, self._reader.read)
 
     def table(self, records: Sequence[PartitionRecords]) -> pa.Table:
         """Records as a table, one chunk for each partition of its frame."""
