@@ -272,7 +272,7 @@ _LOOK_BACK: Final = 32
 """Bytes before a bare word that are searched for the beginning of a value."""
 _DIGITS: Final = bytes(48 if chr(code) in "0123456789.eE+-" else 32 for code in range(256))
 # pyarrow reads more such words as numbers than Jackson does, also in fields that are not read.
-_WORDS: Final = (re.compile(b"NaN"), re.compile(b"Inf"))  # one pattern for both takes ten times as long
+_WORDS: Final = (b"NaN", b"Inf")
 _BEFORE_VALUE: Final = (b":", b"[", b",", b"")
 # How an error of pyarrow names the row that it cannot read, or the text that is no number.
 _ROW: Final = re.compile(r" in row (\d+)$")
@@ -518,9 +518,13 @@ def _readable_lines(text: bytes) -> int:
 
 def _has_bare_word(text: bytes) -> bool:
     """Whether ``NaN`` or ``Inf`` may be a number: it follows the beginning of a value, not other text."""
+    data = np.frombuffer(text, np.uint8)  # a search for the words takes four times as long as one for their letters
     for word in _WORDS:
-        for found in word.finditer(text):
-            before = text[max(0, found.start() - _LOOK_BACK) : found.start()].rstrip(_SPACE + b"-")
+        starts = np.flatnonzero(data[: 1 - len(word)] == word[0])
+        for place in range(1, len(word)):
+            starts = starts[data[starts + place] == word[place]]
+        for start in starts.tolist():
+            before = text[max(0, start - _LOOK_BACK) : start].rstrip(_SPACE + b"-")
             if before[-1:] in _BEFORE_VALUE:
                 return True
     return False

@@ -175,10 +175,8 @@ def _consume(
     silent = 0.0
     assigned = len(collector.unfinished)
     while collector.unfinished:
-        # Wait for one message, then take what has arrived: a wait for many would last until all of them have come.
-        messages = consumer.consume(1, timeout=_WAIT_STEP)
-        if messages:
-            messages += consumer.consume(_MAX_MESSAGES - 1, timeout=0)
+        # Take what has arrived, or wait for one message: a wait for many would last until all of them have come.
+        messages = consumer.consume(_MAX_MESSAGES, timeout=0) or consumer.consume(1, timeout=_WAIT_STEP)
         silent = 0.0 if messages else silent + _WAIT_STEP
         records = collector.collect(messages)
         if records:
