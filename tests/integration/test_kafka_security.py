@@ -60,7 +60,7 @@ def test_what_goes_to_workers_refers_to_secrets_and_one_that_is_missing_there_is
     secured.topics.produce(topic, [Record(b"v")] * 3)
     reader = open_reader(source_of(secured, tmp_path, topic, read_in="executors"), spark)
     frame = reader.frame(next_batch(reader).plan)
-    sent = pickle.dumps(reader._frames._options)
+    sent = pickle.dumps(reader._frames._reader)
     assert PASSWORDS["alice"].encode() not in sent
     (tmp_path / "sasl.password").unlink()
     with pytest.raises(Exception, match="cannot be read") as raised:
