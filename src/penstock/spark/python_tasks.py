@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ class TaskFrames:
         self._numbers: dict[int, DataFrame] = {}
 
     def frame(self, tasks: Sequence[T], read: Callable[[T], Iterator[pa.RecordBatch]]) -> DataFrame:
-        """A lazy frame of the rows that ``read`` yields, called once for each of ``tasks``, in a task of its own."""
+        """A lazy frame of the rows that ``read`` yields, called once for each of ``tasks``.
+
+        Each has a task of Spark to itself, unless there are more of them than cores.
+        """
         if len(tasks) not in self._numbers:
             # The numbers are data of the plan, not literals of its code: Spark compiles nothing again.
             rows = ", ".join(f"({number})" for number in range(len(tasks)))
@@ -52,7 +55,7 @@ class _TaskReader(Generic[T]):
         _freeze_what_is_loaded()
 
 
-@lru_cache(maxsize=1)
+@cache
 def _freeze_what_is_loaded() -> None:
     """Have Python's collector never look again at what this worker has loaded so far."""
     # PySpark collects after each task. Among all objects of all imported modules that takes 40 ms, as long as the task
