@@ -167,6 +167,21 @@ def test_rows_of_which_no_file_came_are_not_removed(spark, tmp_path, monkeypatch
     assert spark.read.json(str(tmp_path)).count() == 3
 
 
+def test_a_damaged_staged_file_fails_whatever_the_session_ignores(spark, tmp_path):
+    step = Step(spark, sink.Sink(str(tmp_path), format="json"), ROWS, replays=False)
+    step.write()
+    staged = waiting(tmp_path)
+    assert staged
+    for path in staged:
+        Path(path).write_bytes(b"PAR1 damaged PAR1")
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    try:
+        with pytest.raises(Exception, match="(?i)parquet"):
+            step.checkpoint(1)
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+
+
 def test_two_sinks_in_one_directory_do_not_meet(spark, tmp_path):
     items = []
     for uid in ("one", "two"):

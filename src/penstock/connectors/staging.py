@@ -18,6 +18,7 @@ from penstock.interfaces.sink import BlockBudget
 from penstock.spark import jvm
 from penstock.spark.blocks import free_rows
 from penstock.spark.kept_output import RowKeeper, explain_lost_output
+from penstock.spark.sql import STRICT_READ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,9 +102,8 @@ def rows_in(path: str) -> int:
 
 
 def read_staged(spark: SparkSession, urls: Sequence[str], schema: StructType) -> DataFrame:
-    """The rows of staged folders. Names of folders are neither patterns nor columns."""
-    options = {"__globPaths__": "false", "recursiveFileLookup": "true"}
-    return spark.read.schema(schema).options(**options).parquet(*urls)
+    """The rows of staged files or folders. One that is damaged fails the read, whatever the session ignores."""
+    return spark.read.schema(schema).options(**STRICT_READ).parquet(*urls)
 
 
 def write(frame: DataFrame, url: str, format: str, partition_by: Sequence[str], options: Mapping[str, str]) -> None:
