@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused_with_a_remedy_and_without_a_secret(given, sai
         ),
         ({"topic_column": "user"}, t.StructType().add("user", "string"), "nothing is left for its value"),
         ({}, t.StructType().add("a", t.NullType()), "Column 'a' is void, which no record can hold. Cast or drop it."),
-        ({}, t.StructType().add("a", "long").add("A", "long"), "Columns a appear twice"),
+        ({}, t.StructType().add("a", "long").add("A", "long"), "Columns 'a', 'A': A name appears twice"),
     ],
 )
 def test_rows_of_which_no_records_can_be_made_are_refused(given, schema, said):

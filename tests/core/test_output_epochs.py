@@ -73,14 +73,27 @@ def test_S9_blocks_that_were_moved_to_files_stay_as_long_as_others(store: Store)
     epochs.add(old)
     assert not epochs.is_old(MonotonicTime(1 + MAX_KEPT_TIME))
     assert epochs.is_old(MonotonicTime(2 + MAX_KEPT_TIME))
-    epochs.close_epoch()
     moved = StagedBatch("7", 1, (old,))
-    epochs.reopen([moved])
+    epochs.replace(epochs.open_epoch(), [moved])
     assert not epochs.is_old(MonotonicTime(2 + MAX_KEPT_TIME))
     assert store.freed == []
     epochs.durable(THIRD, epochs.close_epoch())
     epochs.completed(THIRD)
     assert store.freed == ["old"]
+
+
+def test_an_epoch_that_moves_to_files_while_an_earlier_one_fails_stays_behind_it(store: Store) -> None:
+    epochs = OutputEpochs(BlockBudget())
+    a, b, c = store.kept("a"), store.kept("b"), store.kept("c")
+    epochs.add(a)
+    first = epochs.close_epoch()
+    epochs.add(b)
+    epochs.add(c)
+    being_moved = epochs.open_epoch()
+    epochs.reopen(first)  # by a worker, meanwhile
+    moved = StagedBatch("7", 2, (b, c))
+    epochs.replace(being_moved, [moved])
+    assert epochs.close_epoch() == [a, moved]
 
 
 def test_the_bytes_of_a_sink_and_of_all_sinks_are_bounded_also_while_checkpoints_fail(store: Store) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +17,13 @@ from pyspark.sql.types import LongType, StringType, StructType, TimestampType
 from penstock.clock import MIN_WATERMARK
 from penstock.elements import RefCount
 from penstock.errors import CheckpointAborted, LayerMissing, StorageFailed
+from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import FileRef, LayerRef, StateHandle
 from penstock.state import compaction, durable, parquet
 from penstock.state.compaction import PIECE_ROWS
 from penstock.state.durable import DurableLayers, PendingLayers, group_of
 from penstock.state.layers import Layer, LayerFormat, LayerStats
-from penstock.state.parquet import HashSlice
+from penstock.state.parquet import HashSlice, LayerWriter
 from penstock.state.stack import Stack
 
 REFUSED = "disk full"
@@ -397,6 +400,48 @@ def test_a_piece_that_fails_is_not_tried_again_before_a_checkpoint_which_writes_
     assert state.batches_of(state.checkpoint()) == [0]
     state.batch()
     assert state.durable.is_piece_due()
+
+
+def test_a_dead_piece_whose_files_cannot_be_deleted_changes_nothing_for_later_ones(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_self: FakeWriter, _ref: LayerRef) -> None:
+        raise OSError(REFUSED)
+
+    state.batch(end=10)
+    state.durable.write_piece()
+    state.stack.close_windows(10)
+    state.batch()
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeWriter, "discard", refused)
+        state.durable.write_piece()
+    state.batch()
+    state.merge(0)
+    state.merge(1)
+    assert state.batches_of(state.checkpoint()) == [1, 2]
+
+
+def test_files_that_may_not_be_deleted_are_left_to_the_next_claim(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def immutable(*_: object, **_named: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    disk = LocalFileSystem(tmp_path)
+    disk.create("state/totals/1/g1-000001/0000/part", b"rows")
+    monkeypatch.setattr(Path, "unlink", immutable)
+    writer = LayerWriter(
+        layers_format=FORMAT,
+        filesystem=disk,
+        folder="state/totals/1",
+        prefix="g1-",
+        session=None,  # type: ignore[arg-type]
+        tasks=1,
+        background=nullcontext,
+        failpoint=lambda _name: None,
+    )
+    writer.discard(LayerRef(name="g1-000001", level=0, rows=1, files=()))
+    assert [*disk.list("state")] == ["state/totals/1/g1-000001/0000/part"]
 
 
 def test_a_lost_block_restarts_the_job_whoever_finds_it(state: State) -> None:

@@ -1,7 +1,7 @@
 """From graph to tasks and routes."""
 
 from core.graphs import NoSink, NoSource, NoSpec
-from penstock.compiler.tasks import InputRef, PortSelect, Route, TaskSpec, build_tasks
+from penstock.compiler.tasks import InputRef, Route, TaskSpec, build_tasks
 from penstock.graph.nodes import (
     CallSite,
     Graph,
@@ -9,6 +9,7 @@ from penstock.graph.nodes import (
     Node,
     ParseJson,
     PortRef,
+    PortSelect,
     Read,
     RowWise,
     Union,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.errors import CheckpointAborted, PenstockError, StorageFailed
+from penstock.errors import CheckpointAborted, KeptOutputLost, PenstockError, StorageFailed
 from penstock.handles import CheckpointId, Committable
 from penstock.runtime.task_logic import SinkLogic
 
@@ -15,6 +15,7 @@ class PuttingBack:
 
     rows: list[str] = field(default_factory=list)
     refusals: int = 0
+    error: type[PenstockError] = StorageFailed
 
     def prepare(self, checkpoint: CheckpointId) -> "Epoch":
         rows, self.rows = self.rows, []
@@ -32,7 +33,7 @@ class Epoch:
             self.writer.refusals -= 1
             self.writer.rows[:0] = self.rows
             msg = "disk full"
-            raise StorageFailed(msg)
+            raise self.writer.error(msg)
         item = Committable(
             uid="s", kind="k/1", checkpoint=self.checkpoint, target="t", files=(), detail=list(self.rows)
         )
@@ -59,3 +60,13 @@ def test_S2_a_refused_epoch_that_a_later_one_has_overtaken_ends_the_attempt() ->
         first(())
     assert not isinstance(told.value, StorageFailed | CheckpointAborted)  # those are tolerated
     assert told.value.retry
+
+
+def test_a_lost_block_is_not_counted_whether_or_not_a_later_epoch_was_closed() -> None:
+    writer = PuttingBack(["a"], refusals=1, error=KeptOutputLost)
+    work = SinkLogic("s", writer)  # type: ignore[arg-type]
+    first = work.snapshot(CheckpointId(1))
+    work.snapshot(CheckpointId(2))
+    with pytest.raises(KeptOutputLost) as told:
+        first(())
+    assert not told.value.is_counted

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from penstock.compiler.tasks import PortSelect, build_tasks
+from penstock.compiler.tasks import build_tasks
 from penstock.dead_letters.letters import VERB, with_dead_letter_folders
 from penstock.elements import Batch, ObservedMetrics
 from penstock.graph.nodes import (
@@ -19,6 +19,7 @@ from penstock.graph.nodes import (
     Node,
     ParseJson,
     PortRef,
+    PortSelect,
     Read,
     RowWise,
     Union,

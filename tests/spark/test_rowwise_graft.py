@@ -20,7 +20,7 @@ from penstock.compiler.steps import StepCompiler
 from penstock.compiler.tables import StaticTables
 from penstock.elements import Batch, ObservedMetrics
 from penstock.errors import InternalError, SchemaMismatch, SourceUnavailable
-from penstock.graph.nodes import BAD_PORT, ParseJson, Read
+from penstock.graph.nodes import BAD_PORT, ParseJson, PortSelect, Read
 from penstock.handles import Guarantee
 from penstock.spark.plans import Figure, PlanEditor, PlanObserver, analyzed_plan, observe_sql
 from window_harness import counted, persistent
@@ -60,12 +60,6 @@ class _Clock:
 
     def wall(self):
         return WallTime(self.at)
-
-
-@dataclass
-class _Port:
-    node: ParseJson
-    port: str
 
 
 def frame_of(spark, ids=(1, 2, 3), at=NOW):
@@ -418,8 +412,8 @@ def test_a_split_is_decoded_once_and_its_bad_branch_waits_for_the_count(spark):
     assert isinstance(node, ParseJson)
     analysis = analyze(graph, spark)
     root = analysis.chain(graph.nodes[0], [node])
-    good = analysis.chain(graph.nodes[0], [_Port(node, "out")], is_root=False)
-    bad = analysis.chain(graph.nodes[0], [_Port(node, BAD_PORT)], is_root=False)
+    good = analysis.chain(graph.nodes[0], [PortSelect(node, "out")], is_root=False)
+    bad = analysis.chain(graph.nodes[0], [PortSelect(node, BAD_PORT)], is_root=False)
     wide = root(batch_of(spark.createDataFrame([('{"id": 1}',), ("x",)], "value string")))
     ports = good(wide), bad(wide)
     assert rows(ports[0].frame) == [(1,)]

@@ -176,7 +176,7 @@ def test_a_damaged_staged_file_fails_whatever_the_session_ignores(spark, tmp_pat
         Path(path).write_bytes(b"PAR1 damaged PAR1")
     spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
     try:
-        with pytest.raises(Exception, match="(?i)parquet"):
+        with pytest.raises(Exception, match=r"(?i)parquet"):
             step.checkpoint(1)
     finally:
         spark.conf.unset("spark.sql.files.ignoreCorruptFiles")

@@ -11,7 +11,11 @@ from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.operators import aggregates as agg
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
-from penstock.state import parquet, restore
+from penstock.spark import prepared_plans
+from penstock.spark.kept_plans import KeptPlans
+from penstock.spark.plans import FrameObservation, PlanObserver
+from penstock.state import layers, parquet, restore
+from penstock.state.layers import STATS
 from window_harness import Rig, deliver, persistent
 
 pytestmark = pytest.mark.spark
@@ -75,6 +79,25 @@ def test_in_whatever_parts_it_comes_it_is_the_same(written, monkeypatch, partiti
     assert pieces == {1_000_000: {1: 1, 2: 2, 3: 1, 4: 4}, 10: {1: 8, 2: 8, 3: 1, 4: 8}}[most][partitions]
     rig.advance(MAX_WATERMARK)
     assert sums(rig) == {10: 40, 20: 705, 100: 3_800}
+    rig.operator.close()
+
+
+def test_where_a_task_may_run_twice_its_rows_are_counted(written, monkeypatch):
+    nothing = {"rows": 0, "first": None, "last": None}  # observes a task that finds its rows kept by an earlier attempt
+    real = PlanObserver._read
+
+    def read(self, observation, spec):
+        return nothing if spec.figures == STATS else real(self, observation, spec)
+
+    for module in (layers, prepared_plans):
+        monkeypatch.setattr(module, "may_run_twice", lambda _session: True)
+    monkeypatch.setattr(FrameObservation, "read", lambda _self, **_: nothing)
+    monkeypatch.setattr(PlanObserver, "_read", read)
+    monkeypatch.setattr(KeptPlans, "kept", lambda *_: None)
+    rig = written.again(written.checkpoint())
+    rig.process(rows(15))
+    rig.advance(MAX_WATERMARK)
+    assert sums(rig) == {10: 40, 20: 1_200, 100: 3_800}
     rig.operator.close()
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import SettingsError
-from penstock.formats.text import quoted
-from penstock.spark.sql import has_type
+from penstock.spark.sql import STRICT_READ, has_type, quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -114,7 +113,7 @@ def columns_of(before: StructType, after: StructType) -> ComparedColumns:
 def _read(spark: SparkSession, folder: Path) -> DataFrame | None:
     if not folder.is_dir() or not any(folder.glob("*.parquet")):
         return None
-    return spark.read.parquet(str(folder))
+    return spark.read.options(**STRICT_READ).parquet(str(folder))
 
 
 def _one_sided(before: DataFrame | None, after: DataFrame | None) -> Comparison:
@@ -141,7 +140,7 @@ def _counted(before: DataFrame, after: DataFrame, names: Sequence[str]) -> DataF
     for frame, is_old in ((before, 1), (after, 0)):
         columns = [_normal(name, digits[name]).alias(name) for name in names]
         sides.append(frame.select(*columns, F.lit(is_old).alias(_OLD), F.lit(1 - is_old).alias(_NEW)))
-    grouped = sides[0].unionByName(sides[1]).groupBy(*[F.col(quoted(name)) for name in names])
+    grouped = sides[0].unionByName(sides[1]).groupBy(*[F.col(quote_identifier(name)) for name in names])
     return grouped.agg(F.sum(_OLD).alias(_OLD), F.sum(_NEW).alias(_NEW))
 
 
@@ -156,7 +155,7 @@ def _compared(counted: DataFrame, columns: ComparedColumns, key: Sequence[str]) 
         rows_old, rows_new, equal = (int(each or 0) for each in sums)
         row = _as_json(columns.compared).alias(_ROW)
         left = counted.where(old != new).select(
-            *[F.col(quoted(name)) for name in key],
+            *[F.col(quote_identifier(name)) for name in key],
             F.greatest(old - new, F.lit(0)).alias(_OLD),
             F.greatest(new - old, F.lit(0)).alias(_NEW),
             row,
@@ -188,7 +187,7 @@ def _by_key(left: DataFrame, key: Sequence[str]) -> tuple[int, tuple[DiffSample,
     one_of = [
         F.min(F.when(F.col(count) > 0, F.col(_ROW))).alias(name) for count, name in ((_OLD, "old"), (_NEW, "new"))
     ]
-    grouped = left.groupBy(*[F.col(quoted(name)) for name in key]).agg(
+    grouped = left.groupBy(*[F.col(quote_identifier(name)) for name in key]).agg(
         *one_of, F.sum(_OLD).alias(_OLD), F.sum(_NEW).alias(_NEW)
     )
     total = grouped.agg(F.sum(F.least(_OLD, _NEW))).first()
@@ -211,7 +210,7 @@ def _parsed(text: str | None) -> dict[str, Any] | None:
 def _as_json(names: Sequence[str]) -> Any:
     from pyspark.sql import functions as F
 
-    return F.to_json(F.struct(*[F.col(quoted(name)) for name in names]), {"ignoreNullFields": "false"})
+    return F.to_json(F.struct(*[F.col(quote_identifier(name)) for name in names]), {"ignoreNullFields": "false"})
 
 
 def _digits(*kinds: DataType) -> int | None:
@@ -223,7 +222,7 @@ def _normal(name: str, digits: int | None) -> Any:
     """The column in the form in which it is compared."""
     from pyspark.sql import functions as F
 
-    column = F.col(quoted(name))
+    column = F.col(quote_identifier(name))
     if digits is None:
         return column
     return F.when(column.isNotNull(), F.format_string(f"%.{digits - 1}e", column.cast("double")).cast("double"))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from penstock.clock import MonotonicTime, WallTime
+from penstock.clock import Clock
 from penstock.compiler.chain import StepChain
 from penstock.compiler.steps import (
     CompiledStep,
-    StatelessStep,
     StepCompiler,
     columns_used,
     explain_build_errors,
@@ -28,8 +27,10 @@ from penstock.graph.nodes import (
     Node,
     ParseJson,
     PortRef,
+    PortSelect,
     Read,
     RowWise,
+    StatelessStep,
     Union,
     WithWatermark,
     Write,
@@ -63,31 +64,11 @@ _DECODED: Final = "decoded"
 _PARSER: Final = "spark.sql.legacy.timeParserPolicy"
 
 
-class Clocks(Protocol):
-    """The two clocks of a running job."""
-
-    def now(self) -> MonotonicTime:
-        """Return monotonic time."""
-        ...
-
-    def wall(self) -> WallTime:
-        """Return wall time."""
-        ...
-
-
-class _Port:
-    """A port of a split ``parse_json``."""
-
-    def __init__(self, node: ParseJson, port: str) -> None:
-        self.node = node
-        self.port = port
-
-
 class Analysis:
     """The schemas and compiled steps of a graph. Made by ``analyze``."""
 
     def __init__(
-        self, graph: Graph, spark: SparkSession, clock: Clocks | None, positions: Mapping[str, Position]
+        self, graph: Graph, spark: SparkSession, clock: Clock | None, positions: Mapping[str, Position]
     ) -> None:
         self.graph = graph
         self._clock = clock
@@ -230,7 +211,7 @@ class Analysis:
             return
         self._schemas[PortRef(node.id, _DECODED)] = last.schema
         for port in (MAIN_PORT, BAD_PORT):
-            self._schemas[PortRef(node.id, port)] = self._built(_Port(node, port), last.schema).schema
+            self._schemas[PortRef(node.id, port)] = self._built(PortSelect(node, port), last.schema).schema
 
     def _built(self, step: StatelessStep, schema: StructType) -> CompiledStep:
         return self._compiled(step, schema)[-1]
@@ -253,7 +234,7 @@ def analyze(
     graph: Graph,
     spark: SparkSession,
     *,
-    clock: Clocks | None = None,
+    clock: Clock | None = None,
     only: PortRef | None = None,
     positions: Mapping[str, Position] = MappingProxyType({}),
 ) -> Analysis:

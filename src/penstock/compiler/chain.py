@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from penstock.clock import MAX_WATERMARK, WallTime
-from penstock.compiler.steps import CompiledStep, PortSelection, StatelessStep, StepCompiler, passes_through, tables_of
+from penstock.compiler.steps import CompiledStep, StepCompiler, passes_through, tables_of
 from penstock.compiler.tables import TableSnapshot
 from penstock.elements import Batch, ObservedMetrics, RefCount, SourcePartitions
 from penstock.errors import InternalError, assert_never
-from penstock.graph.nodes import BAD_PORT, ParseJson, RowWise, WithWatermark
+from penstock.graph.nodes import ParseJson, PortSelect, StatelessStep, WithWatermark, bad_rows_of
 from penstock.interfaces.source import UNDECODED_METRIC
 from penstock.spark.blocks import JavaObject
 from penstock.spark.bound_plans import (
@@ -116,16 +116,14 @@ class StepChain:
             rows=batch.rows if self._keeps_rows() else None,
             metrics=metrics,
             ref_counts=(*batch.ref_counts, *_ref_counts(snapshots)),
-            only_if=self._only_if() or batch.only_if,
+            only_if=bad_rows_of(self._steps) or batch.only_if,
             partitions=_partitions_after(batch, compiled, compiled.steps),
         )
 
     def _is_whole(self, batch: Batch) -> bool:
         """Return whether the source has decoded all records of a batch, as far as is known when the batch is sent."""
         step = self._steps[0]
-        name, figure = (
-            (UNDECODED_METRIC, "rows") if isinstance(step, ParseJson) else cast("PortSelection", step).node.bad_rows
-        )
+        name, figure = step.node.bad_rows if isinstance(step, PortSelect) else (UNDECODED_METRIC, "rows")
         metric = batch.metrics.get(name)
         return metric is not None and metric.is_zero(figure)
 
@@ -137,7 +135,7 @@ class StepChain:
             if whole and step.on_error != "fail":
                 name, figure = step.bad_rows
                 metrics[name] = ObservedMetrics.known({figure: 0})
-        elif whole and (empty := self._only_if()) is not None:
+        elif whole and (empty := bad_rows_of(self._steps)) is not None:
             # The side of bad rows is not run then, so it must not report figures as lost that the other side brings.
             metrics = {empty[0]: metrics[empty[0]]}
         return metrics
@@ -175,7 +173,7 @@ class StepChain:
                 f"A batch has the columns {frame.schema.simpleString()}, but the step before it declared "
                 f"{compiled.input_type.simpleString()}"
             )
-            raise InternalError(msg, where=str(_origin(self._steps)))
+            raise InternalError(msg, where=str(self._steps[0].origin if self._steps else "the source"))
 
     def _acquire_tables(self) -> tuple[TableSnapshot, ...]:
         return self._compiler.tables.acquire_all(self._tables)
@@ -222,12 +220,6 @@ class StepChain:
     def _keeps_rows(self) -> bool:
         return all(isinstance(step, WithWatermark) for step in self._steps)
 
-    def _only_if(self) -> tuple[str, str] | None:
-        for step in self._steps:
-            if not isinstance(step, (RowWise, ParseJson, WithWatermark)) and step.port == BAD_PORT:
-                return step.node.bad_rows
-        return None
-
 
 def _partitions_after(batch: Batch, compiled: _Compiled, through: tuple[CompiledStep, ...]) -> SourcePartitions | None:
     """Return a batch's partitions after some steps, without their column if a step drops or changes it."""
@@ -250,9 +242,3 @@ def _observation_of(part: _Observe, partitions: SourcePartitions | None) -> Obse
 
 def _ref_counts(snapshots: Sequence[TableSnapshot]) -> tuple[RefCount, ...]:
     return tuple(snapshot.lease for snapshot in snapshots)
-
-
-def _origin(steps: Sequence[StatelessStep]) -> object:
-    for step in steps:
-        return step.origin if isinstance(step, (RowWise, ParseJson, WithWatermark)) else step.node.origin
-    return "the source"

@@ -7,12 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.compiler.tables import StaticTables, TableSnapshot
-from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError, no_column
+from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError, assert_never, no_column
 from penstock.formats import text
-from penstock.graph.nodes import BAD_PORT, Node, ParseCsv, ParseJson, RowWise, WithWatermark, describe_step
+from penstock.graph.nodes import (
+    BAD_PORT,
+    Node,
+    ParseCsv,
+    ParseJson,
+    PortSelect,
+    RowWise,
+    StatelessStep,
+    WithWatermark,
+    describe_step,
+)
 from penstock.interfaces.source import DECODED_RECORD
 from penstock.spark.blocks import JavaObject
 from penstock.spark.bound_plans import PlanBuilder
@@ -29,6 +39,7 @@ from penstock.spark.plans import (
     is_frame,
     observe_sql,
     optimized_plan,
+    plan_nodes,
     scala_items,
 )
 from penstock.spark.query_log import first_line, quiet
@@ -84,23 +95,6 @@ def _missing_column(error: Exception) -> str | None:
 # ----------------------------------------------------------------------------------------------------- compiling a step
 
 
-class PortSelection(Protocol):
-    """One port of a split ``parse_json``, taken as a step of its own."""
-
-    @property
-    def node(self) -> ParseJson:
-        """The ``parse_json``."""
-        ...
-
-    @property
-    def port(self) -> str:
-        """``out`` or ``bad``."""
-        ...
-
-
-StatelessStep: TypeAlias = RowWise | ParseJson | WithWatermark | PortSelection
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledStep:
     """The plan of a step over a leaf of its own, to which each batch is bound.
@@ -150,10 +144,10 @@ class StepCompiler:
         ``whole``: for batches whose records were all decoded by the source, so that nothing is left to decode.
         ``says_place``: the error of a bad record says where it came from, which needs columns.
         """
-        node = step if isinstance(step, (RowWise, ParseJson, WithWatermark)) else step.node
+        node, port = (step.node, step.port) if isinstance(step, PortSelect) else (step, "")
         whole = whole and node.id in self.decoded
         is_placeless = not says_place and isinstance(step, ParseJson) and not whole
-        key = (node.id, "" if step is node else cast("PortSelection", step).port, whole, is_placeless)
+        key = (node.id, port, whole, is_placeless)
         used = tuple(snapshots[table.name].rdd for table in tables_of(step))
         with self._lock:
             made = self._made.get(key)
@@ -181,8 +175,10 @@ class StepCompiler:
                 return self._parse(step, schema)
             case WithWatermark():
                 return (self._watermark(step, schema),)
-            case _:
+            case PortSelect():
                 return (self._port(step, schema),)
+            case _:
+                assert_never(step)
 
     def _row_wise(self, node: RowWise, schema: StructType, snapshots: Mapping[str, TableSnapshot]) -> CompiledStep:
         frames = [snapshots[table.name].frame for table in node.tables]
@@ -237,7 +233,7 @@ class StepCompiler:
         above = self.editor.new_leaf(nullable_columns(wide.schema))
         return (wide, _compiled(above, text.permissive(above.frame, node.column)))
 
-    def _port(self, step: PortSelection, schema: StructType) -> CompiledStep:
+    def _port(self, step: PortSelect, schema: StructType) -> CompiledStep:
         leaf = self.editor.new_leaf(schema)
         if step.port == BAD_PORT:
             return _compiled(leaf, text.malformed(leaf.frame))
@@ -250,7 +246,7 @@ class StepCompiler:
         leaf = self.editor.new_leaf(schema)
         if isinstance(step, ParseJson):
             return (_compiled(leaf, _open_records(leaf.frame, step.column)),)
-        step = cast("PortSelection", step)
+        step = cast("PortSelect", step)
         if step.port == BAD_PORT:
             (usual,) = self.compile(step, schema, snapshots)
             return (_compiled(leaf, _empty_bad_rows(leaf.frame, usual.schema, step.node.column)),)
@@ -370,15 +366,9 @@ def columns_used(editor: PlanEditor, steps: Sequence[CompiledStep]) -> frozenset
         plan = editor.bind(step.plan, step.leaf, plan)
     optimized = optimized_plan(editor.frame(plan))
     used = set(_attributes(optimized.outputSet().toSeq()))
-    for node in _nodes(optimized):
+    for node in plan_nodes(optimized):
         used.update(_attributes(node.references().toSeq()))
     return frozenset(each.name() for each in scala_items(first.leaf.plan.output()) if each.exprId().id() in used)
-
-
-def _nodes(plan: JavaObject) -> Iterator[JavaObject]:
-    yield plan
-    for child in scala_items(plan.children()):
-        yield from _nodes(child)
 
 
 def _attributes(attributes: JavaObject) -> Iterator[int]:

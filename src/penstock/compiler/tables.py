@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from penstock.clock import MonotonicTime
 from penstock.elements import RefCount
 from penstock.errors import GraphError, PenstockError, SchemaMismatch, SourceUnavailable, no_column
+from penstock.graph.nodes import Table
 from penstock.spark.blocks import free_rows, is_gone, with_size_of_blocks
 from penstock.spark.plans import analyzed_plan, forget_listed_files, list_files_of_views_again
 from penstock.spark.query_log import first_line, quiet
@@ -48,35 +49,6 @@ def explain_table_errors(name: str, origin: object) -> Iterator[None]:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-class TableDefinition(Protocol):
-    """A table as the user declared it."""
-
-    @property
-    def name(self) -> str:
-        """The name of the table."""
-        ...
-
-    @property
-    def query(self) -> str:
-        """The SQL that reads it."""
-        ...
-
-    @property
-    def refresh(self) -> int | None:
-        """The microseconds after which the table is read again, or ``None``."""
-        ...
-
-    @property
-    def on_error(self) -> str:
-        """What to do if the table cannot be read again: ``fail``, or ``keep`` what was read last."""
-        ...
-
-    @property
-    def origin(self) -> object:
-        """The user's file and line that declare the table."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSnapshot:
     """The content of a table at one time.
@@ -105,7 +77,7 @@ class StaticTables:
         self._lock = threading.Lock()
         self._snapshots: dict[str, TableSnapshot] = {}
 
-    def acquire(self, table: TableDefinition) -> TableSnapshot:
+    def acquire(self, table: Table) -> TableSnapshot:
         """Return the current snapshot of a table. The caller releases its ``lease`` when no batch runs it any more.
 
         Raises:
@@ -123,7 +95,7 @@ class StaticTables:
             snapshot.lease.retain(1)
             return snapshot
 
-    def acquire_all(self, tables: Iterable[TableDefinition]) -> tuple[TableSnapshot, ...]:
+    def acquire_all(self, tables: Iterable[Table]) -> tuple[TableSnapshot, ...]:
         """Return the current snapshots of some tables, or none of them: see ``acquire``."""
         acquired: list[TableSnapshot] = []
         try:
@@ -147,12 +119,12 @@ class StaticTables:
         for snapshot in snapshots:
             snapshot.lease.release()
 
-    def _is_due(self, table: TableDefinition, snapshot: TableSnapshot, now: MonotonicTime) -> bool:
+    def _is_due(self, table: Table, snapshot: TableSnapshot, now: MonotonicTime) -> bool:
         if snapshot.at is None:
             return True
         return table.refresh is not None and now - snapshot.at >= table.refresh
 
-    def _read_again(self, table: TableDefinition, last: TableSnapshot, now: MonotonicTime) -> TableSnapshot:
+    def _read_again(self, table: Table, last: TableSnapshot, now: MonotonicTime) -> TableSnapshot:
         """The content as it is now; if it cannot be read, and the table is to be kept then, what was read last."""
         try:
             with quiet():
@@ -171,7 +143,7 @@ class StaticTables:
         last.lease.release()
         return snapshot
 
-    def _read(self, table: TableDefinition, now: MonotonicTime, columns: StructType | None = None) -> TableSnapshot:
+    def _read(self, table: Table, now: MonotonicTime, columns: StructType | None = None) -> TableSnapshot:
         """The content as it is now, with these columns."""
         if self._now is not None:
             forget_listed_files(self._spark)

@@ -11,7 +11,20 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.errors import assert_never
-from penstock.graph.nodes import BAD_PORT, Graph, Keyed, ParseJson, PortRef, Read, RowWise, Union, WithWatermark, Write
+from penstock.graph.nodes import (
+    Graph,
+    Keyed,
+    ParseJson,
+    PortRef,
+    PortSelect,
+    Read,
+    RowWise,
+    StatelessStep,
+    Union,
+    WithWatermark,
+    Write,
+    bad_rows_of,
+)
 from penstock.handles import union_id
 from penstock.interfaces.operator import MAIN_PORT
 
@@ -26,17 +39,6 @@ class InputRef:
     source: int
 
 
-@dataclass(frozen=True, slots=True)
-class PortSelect:
-    """A chained step that takes one port of a step with several."""
-
-    node: ParseJson
-    port: str
-
-
-ChainedStep: TypeAlias = RowWise | ParseJson | WithWatermark | PortSelect
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """Steps that rewrite a batch on its way, and where it goes then: to one input, or along branches.
@@ -44,14 +46,14 @@ class Route:
     A batch that goes along branches is persisted once, because each branch runs it.
     """
 
-    steps: tuple[ChainedStep, ...]
+    steps: tuple[StatelessStep, ...]
     to: InputRef | None = None
     branches: tuple[Route, ...] = ()
 
     @property
     def only_if(self) -> tuple[str, str] | None:
         """The metric and the figure that say whether a batch has rows for this route, if it is one of bad rows."""
-        return next((s.node.bad_rows for s in self.steps if isinstance(s, PortSelect) and s.port == BAD_PORT), None)
+        return bad_rows_of(self.steps)
 
     def leaves(self, above: WithWatermark | None = None) -> Iterator[tuple[InputRef, WithWatermark | None]]:
         """Yield the inputs reached, each with the last ``with_watermark`` on its way (``above``: before the route)."""
@@ -109,7 +111,7 @@ class _Planner:
             routes={port: route for port, route in routes.items() if route is not None},
         )
 
-    def _route(self, ref: PortRef, steps: tuple[ChainedStep, ...] = ()) -> Route | None:
+    def _route(self, ref: PortRef, steps: tuple[StatelessStep, ...] = ()) -> Route | None:
         branches = list(self._branches(ref))
         if not branches:
             return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from penstock.connectors.staging import NoOutput
 from penstock.errors import GraphError
 from penstock.handles import Guarantee
-from penstock.spark.plans import shown_table, with_row_count
+from penstock.spark.plans import FrameObservation, shown_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,10 +88,14 @@ class ConsoleWriter:
 
     def write(self, batch: Batch) -> int | None:
         """Print the first rows. The job reads every row, so that the batch's metrics are complete."""
-        observed, count = with_row_count(cast("DataFrame", batch.frame))
+        from pyspark.sql import functions as F
+
+        counted = FrameObservation(("rows",))
+        observed = counted.observe(cast("DataFrame", batch.frame), [F.count(F.lit(1))])
         text = _first_rows(observed, self._sink.rows, self._sink.truncate)
         batch.settle()
-        rows = count()
+        figures = counted.read(seconds=2)  # none come if the optimiser finds that there are no rows
+        rows = figures["rows"] if figures is not None else None
         total = "" if rows is None else f", {rows} rows"
         self._print(f"-- {self._uid}, batch {batch.sequence}{total}\n{text}\n")
         return rows

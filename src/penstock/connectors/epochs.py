@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.clock import MonotonicTime
     from penstock.handles import CheckpointId
@@ -81,6 +81,17 @@ class OutputEpochs:
         with self._lock:
             kept = (part for part in self._open if isinstance(part, KeptBatch))
             return any(part.since < now - MAX_KEPT_TIME for part in kept)
+
+    def open_epoch(self) -> list[EpochPart]:
+        """The batches of the open epoch, in order."""
+        with self._lock:
+            return list(self._open)
+
+    def replace(self, old: Sequence[EpochPart], new: Sequence[EpochPart]) -> None:
+        """Put others in the place of batches that the open epoch has, one after the other."""
+        with self._lock:
+            start = self._open.index(old[0])  # not 0 if an earlier epoch was opened again meanwhile
+            self._open[start : start + len(old)] = new
 
     def close_epoch(self) -> list[EpochPart]:
         """End the open epoch and begin the next; returns its batches, in order."""

@@ -54,9 +54,9 @@ def check_staged(schema: StructType) -> None:
 def check_names(schema: StructType) -> None:
     """Refuse two columns of one name."""
     names = [name.lower() for name in schema.fieldNames()]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = [name for name in schema.fieldNames() if names.count(name.lower()) > 1]
     if twice:
-        msg = f"Columns {', '.join(twice)} appear twice (case does not count). Rename one of each."
+        msg = f"Columns {', '.join(map(repr, twice))}: A name appears twice (case does not count). Rename one of each."
         raise GraphError(msg)
 
 
@@ -243,14 +243,9 @@ class StagingWriter(ABC):
 
     def _stage_old(self) -> None:
         """Move an epoch that is open for long from blocks to files. Its blocks stay until the log names the files."""
-        epoch = self._epochs.close_epoch()
-        try:
-            with self.removed_on_failure() as made, explain_lost_output(self.context.uid):
-                moved = self.all_staged(epoch, made, nullcontext)
-        except BaseException:
-            self._epochs.reopen(epoch)
-            raise
-        self._epochs.reopen(moved)
+        epoch = self._epochs.open_epoch()
+        with self.removed_on_failure() as made, explain_lost_output(self.context.uid):
+            self._epochs.replace(epoch, self.all_staged(epoch, made, nullcontext))
 
     # ---- an epoch ----------------------------------------------------------------------------------------------------
 

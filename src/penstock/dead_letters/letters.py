@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from penstock.dead_letters.replay import ReplayInbox
 from penstock.dead_letters.store import FOLDER, RAW_ROW, DeadLetterSink
 from penstock.formats import text
-from penstock.formats.text import string_literal
 from penstock.graph.nodes import (
     BAD_PORT,
     Graph,
@@ -27,7 +26,7 @@ from penstock.graph.nodes import (
 )
 from penstock.graph.queries import upstream_sources
 from penstock.interfaces.operator import LATE_PORT
-from penstock.spark.sql import quote_identifier
+from penstock.spark.sql import quote_identifier, string_literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

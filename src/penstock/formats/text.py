@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import DecodeError, GraphError, SchemaMismatch, did_you_mean, no_column, sentence
 from penstock.spark.query_log import first_line
 from penstock.spark.session import parse_ddl
+from penstock.spark.sql import quote_identifier, string_literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -197,7 +198,7 @@ def decode_json(
     >>> parsed, bad = drop_malformed(decoded, "value"), malformed(decoded)  # doctest: +SKIP
     """
     record = f"CASE WHEN size({DECODED}.{_RECORDS}) = 1 AND {DECODED}.{_END} THEN get({DECODED}.{_RECORDS}, 0) END"
-    why = _reason(column, record, _json_problem(f"CAST({quoted(column)} AS STRING)", record, schema))
+    why = _reason(column, record, _json_problem(f"CAST({quote_identifier(column)} AS STRING)", record, schema))
     return _staged(frame, column, _json_envelope(column, schema, options), record, why, done=done)
 
 
@@ -214,7 +215,7 @@ def _json_envelope(column: str, schema: StructType, options: Mapping[str, object
             given[name] = int(str(value)) + 2  # of the record alone
         elif name.lower() == "allowcomments":
             end = "char(10), "  # a comment to the end of the line would hide what comes behind the record
-    wrapped = f"concat('{{\"{_RECORDS}\":[', CAST({quoted(column)} AS STRING), {end}'],\"{_END}\":true}}')"
+    wrapped = f"concat('{{\"{_RECORDS}\":[', CAST({quote_identifier(column)} AS STRING), {end}'],\"{_END}\":true}}')"
     columns = string_literal(f"{_RECORDS} ARRAY<{_sql_type(schema)}>, {_END} BOOLEAN, {_CORRUPT} STRING")
     return f"from_json({wrapped}, {columns}, {_options(given, _JSON)})"
 
@@ -224,7 +225,7 @@ def decode_csv(
 ) -> DataFrame:
     """Like ``decode_json``, for lines of CSV. Too few or too many fields are bad; quoted line breaks are too."""
     columns = string_literal(to_ddl(with_corrupt(schema)))
-    record = f"from_csv(CAST({quoted(column)} AS STRING), {columns}, {_options(options, _CSV)})"
+    record = f"from_csv(CAST({quote_identifier(column)} AS STRING), {columns}, {_options(options, _CSV)})"
     why = _reason(column, DECODED, string_literal(_csv_problem(schema)), null=f"{_MALFORMED_CSV}: null value")
     return _staged(frame, column, record, DECODED, why)
 
@@ -245,7 +246,7 @@ def decoded_csv(frame: DataFrame, schema: StructType, file: str) -> DataFrame:
 
     ``file`` is SQL for the column ``_file``.
     """
-    fields = ", ".join(f"{string_literal(f.name)}, {quoted(f.name)}" for f in schema.fields)
+    fields = ", ".join(f"{string_literal(f.name)}, {quote_identifier(f.name)}" for f in schema.fields)
     problem = f"concat({string_literal(_csv_problem(schema))}, ': ', {_shown(_CORRUPT)})"
     return frame.selectExpr(
         f"{_CORRUPT} AS value",
@@ -263,20 +264,22 @@ def _staged(
     frame: DataFrame, column: str, decoding: str, record: str, why: str, *, done: str | None = None
 ) -> DataFrame:
     """Decode in one projection and derive ``DECODED`` and ``REASON`` in the next one, so that decoding runs once."""
-    kept = [quoted(name) for name in frame.columns if name != done]
+    kept = [quote_identifier(name) for name in frame.columns if name != done]
     if done is None:
         staged = frame.selectExpr(*kept, f"{decoding} AS {DECODED}")
     else:
-        undecoded = f"{quoted(done)} IS NULL AND {quoted(column)} IS NOT NULL"
-        staged = frame.selectExpr(*kept, quoted(done), f"CASE WHEN {undecoded} THEN {decoding} END AS {DECODED}")
-        record = f"coalesce({quoted(done)}, {record})"
-        why = f"CASE WHEN {quoted(done)} IS NULL THEN {why} END"
+        undecoded = f"{quote_identifier(done)} IS NULL AND {quote_identifier(column)} IS NOT NULL"
+        staged = frame.selectExpr(
+            *kept, quote_identifier(done), f"CASE WHEN {undecoded} THEN {decoding} END AS {DECODED}"
+        )
+        record = f"coalesce({quote_identifier(done)}, {record})"
+        why = f"CASE WHEN {quote_identifier(done)} IS NULL THEN {why} END"
     return staged.selectExpr(*kept, f"{record} AS {DECODED}", f"{why} AS {REASON}")
 
 
 def _reason(column: str, record: str, problem: str, *, null: str = "null value") -> str:
     """SQL for why a record is bad: ``problem``, or ``null`` for a ``NULL`` in the column."""
-    value = quoted(column)
+    value = quote_identifier(column)
     shown = _shown(f"CAST({value} AS STRING)")
     bad = f"WHEN {record} IS NULL OR {DECODED}.{_CORRUPT} IS NOT NULL THEN concat({problem}, ': ', {shown})"
     return f"CASE WHEN {value} IS NULL THEN {string_literal(null)} {bad} END"
@@ -324,7 +327,7 @@ def drop_malformed(decoded: DataFrame, column: str) -> DataFrame:
 
 def malformed(decoded: DataFrame) -> DataFrame:
     """The bad rows: all columns of the frame, unchanged, and ``ERROR`` with the reason."""
-    kept = [quoted(name) for name in decoded.columns if name not in (DECODED, REASON)]
+    kept = [quote_identifier(name) for name in decoded.columns if name not in (DECODED, REASON)]
     # A filter would be pushed below the decoding.
     why = f"CASE WHEN {REASON} IS NULL THEN array() ELSE array({REASON}) END"
     return decoded.selectExpr(*kept, f"explode({why}) AS {ERROR}")
@@ -358,7 +361,7 @@ def _opened(decoded: DataFrame, records: str, column: str, *, drop_others: bool 
     Uses a generator: the optimiser would push a filter or a projection below the decoding and decode twice, or drop
     the check of a row whose columns are not used.
     """
-    kept = [] if drop_others else [quoted(n) for n in decoded.columns if n not in (DECODED, REASON, column)]
+    kept = [] if drop_others else [quote_identifier(n) for n in decoded.columns if n not in (DECODED, REASON, column)]
     rows = decoded.selectExpr(*kept, f"inline({records})")
     return rows.drop(_CORRUPT) if _CORRUPT in rows.columns else rows
 
@@ -427,17 +430,12 @@ def parse_marked(exception: BaseException, mark: str) -> Iterator[dict[str, Any]
         link = link.__cause__ or link.__context__
 
 
-def quoted(name: str) -> str:
-    """The name as SQL takes any name: in backticks."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def _sql_type(kind: DataType) -> str:
     """A type as SQL, with the names of fields quoted."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, StructType):
-        return f"STRUCT<{', '.join(f'{quoted(f.name)}: {_sql_type(f.dataType)}' for f in kind.fields)}>"
+        return f"STRUCT<{', '.join(f'{quote_identifier(f.name)}: {_sql_type(f.dataType)}' for f in kind.fields)}>"
     if isinstance(kind, ArrayType):
         return f"ARRAY<{_sql_type(kind.elementType)}>"
     if isinstance(kind, MapType):
@@ -447,16 +445,9 @@ def _sql_type(kind: DataType) -> str:
 
 def to_ddl(schema: StructType) -> str:
     """A schema as DDL, which ``struct_type`` reads again."""
-    return ", ".join(f"{quoted(f.name)} {_sql_type(f.dataType)}" for f in schema.fields)
+    return ", ".join(f"{quote_identifier(f.name)} {_sql_type(f.dataType)}" for f in schema.fields)
 
 
 def _options(options: Mapping[str, object] | None, fixed: Mapping[str, str]) -> str:
     pairs = {**_as_text(options or {}), **fixed}
     return f"map({', '.join(f'{string_literal(name)}, {string_literal(value)}' for name, value in pairs.items())})"
-
-
-def string_literal(text: str) -> str:
-    """A string literal of SQL that means the same whatever the parser makes of backslashes and quotes."""
-    if re.fullmatch(r"[^'\\]*", text) and text.isprintable():
-        return f"'{text}'"
-    return f"decode(X'{text.encode().hex()}', 'UTF-8')"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final, Literal, Protocol, TypeAlias, TypeVar, get_args
@@ -273,7 +273,27 @@ class Write:
 
 
 Node: TypeAlias = Read | RowWise | ParseJson | WithWatermark | Union | Keyed | Write
-Stateless: TypeAlias = RowWise | ParseJson | WithWatermark
+
+
+@dataclass(frozen=True, slots=True)
+class PortSelect:
+    """One port of a ``parse_json`` with two, taken as a step of its own; a graph names it by a ``PortRef``."""
+
+    node: ParseJson
+    port: str
+
+    @property
+    def origin(self) -> CallSite:
+        """The line of the ``parse_json``."""
+        return self.node.origin
+
+
+StatelessStep: TypeAlias = RowWise | ParseJson | WithWatermark | PortSelect
+
+
+def bad_rows_of(steps: Iterable[StatelessStep]) -> tuple[str, str] | None:
+    """The metric and the figure that say whether a batch has rows for these steps, if they are those of bad rows."""
+    return next((s.node.bad_rows for s in steps if isinstance(s, PortSelect) and s.port == BAD_PORT), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

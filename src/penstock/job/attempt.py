@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import version
 
+from penstock.checkpoint import paths
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.entries import Claim
 from penstock.checkpoint.events import AttemptId, EndJob, RunStarted
@@ -246,7 +247,7 @@ class Attempt:
 
     def _leftovers(self, owned: OwnedLog) -> Iterator[str]:
         """Every file that drivers wrote: layers, and what sinks staged under any name they had."""
-        folders = {"state", "staged"}
+        folders = {paths.STATE, paths.STAGED}
         for spec in self._specs:
             if isinstance(spec.node, Write):
                 folders.update(spec.node.sink.stages_in(owned.log_id, spec.id))

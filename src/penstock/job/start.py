@@ -73,11 +73,6 @@ class StartOptions:
         """Whether the start goes back in its own log; only such a start skips unreadable entries."""
         return self.fresh or self.checkpoint is not None
 
-    @property
-    def is_from_latest(self) -> bool:
-        """Whether the start continues the newest checkpoint."""
-        return not self.is_rewind and self.folder is None
-
     def from_latest(self) -> StartOptions:
         """The options of later starts, once the log records this one: they continue from there."""
         return StartOptions(allow_non_restored_state=self.allow_non_restored_state, rename=self.rename)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from penstock.checkpoint import paths
 from penstock.checkpoint.history import LogMark, timeline
 from penstock.checkpoint.log import Log, OwnedLog, Sleep
 from penstock.checkpoint.received import ReceivedBlocks
@@ -337,7 +338,7 @@ class AttemptBuilder:
             uid=spec.id,
             spark=self._pools.spark,
             filesystem=env.filesystem,
-            folder=f"state/{spec.id}/{generation}",
+            folder=paths.state_folder(spec.id, generation),
             generation=generation,
             inputs=tuple(env.analysis.schema(ref) for ref in node.inputs),
             consumed=frozenset(spec.routes),
@@ -363,7 +364,7 @@ class AttemptBuilder:
             job=env.name,
             generation=owned.generation,
             filesystem=env.filesystem,
-            staging=f"staged/{spec.id}/{owned.generation}",
+            staging=paths.staged_folder(spec.id, owned.generation),
             cores=self._cores,
             replays=self._can_replay(node),
             kept=self._kept_output,

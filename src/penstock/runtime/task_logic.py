@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.clock import MAX_WATERMARK, EventTime
 from penstock.elements import Batch, is_empty
-from penstock.errors import EngineFailed, StateIncompatible, sentence
+from penstock.errors import EngineFailed, KeptOutputLost, StateIncompatible, sentence
 from penstock.failpoints import failpoint
 from penstock.handles import CheckpointId, TaskSnapshot
 from penstock.interfaces.operator import DeferredBatch, Operator, ProcessingTimeOperator
@@ -203,8 +203,8 @@ class SinkLogic:
             try:
                 items = tuple(prepared.materialise())
             except Exception as error:
-                if self._closed == checkpoint:
-                    raise
+                if self._closed == checkpoint or isinstance(error, KeptOutputLost):
+                    raise  # a lost block ends the attempt anyway, and does not count as a failure
                 raise _overtaken(checkpoint, self._closed, error) from error
             failpoint("sink.prepared")
             return TaskSnapshot(task=self._task, watermarks=watermarks, committables=items)

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.spark.blocks import JavaObject, function_of, scala_object
+from penstock.spark.blocks import JavaObject, RowLeaves, call_either, function_of, scala_object
 from penstock.spark.bound_plans import note_sent
 
 if TYPE_CHECKING:
@@ -118,26 +118,26 @@ class ArrowFrameFactory:
     decode: JavaObject
     """The function of a task from batches to rows."""
 
-    placed: tuple[JavaObject, JavaObject]
-    """Partitioning and order of a leaf; it has neither."""
+    partitioning: JavaObject
+    """That of a leaf: none."""
 
-    tags: tuple[JavaObject, JavaObject]
-    """Class tags of rows and of batches."""
-
+    batch_tag: JavaObject
+    leaves: RowLeaves
     attributes: JavaObject
     mapped: JavaObject
-    leaf: JavaObject
     framed: JavaObject
-    none: JavaObject
 
     def frame(self, messages: JavaObject, partitions: int) -> JavaObject:
         """A frame of these batches. Its columns have expression ids of their own, as those of any new frame."""
-        row, batch = self.tags
-        sent = self.context.parallelize(messages.toIndexedSeq(), partitions, batch)
-        rows = self.mapped(sent, self.decode, False, False, False, False, row, batch)
-        columns = self.attributes(self.schema)
-        none = self.none
-        leaf = self.leaf(columns, rows, *self.placed, False, none, self.session, none, none, False)
+        sent = self.context.parallelize(messages.toIndexedSeq(), partitions, self.batch_tag)
+        tags = (self.leaves.row_tag, self.batch_tag)
+        # before Spark 4.2 there was one argument fewer
+        rows = call_either(
+            self.mapped,
+            (sent, self.decode, False, False, False, False, *tags),
+            (sent, self.decode, False, False, False, *tags),
+        )
+        leaf = self.leaves.make(self.attributes(self.schema), rows, self.partitioning, is_checkpointed=False)
         leaf.setAnalyzed()
         return self.framed(self.session, leaf)
 
@@ -155,19 +155,18 @@ def factory_of(spark: SparkSession, made: JavaObject) -> ArrowFrameFactory | Non
     try:
         leaf = made.logicalPlan()
         rows = leaf.rdd()
-        tag, of = scala_object(jvm, "scala.reflect.ClassTag").apply, getattr(jvm, "java.lang.Class").forName
+        bytes_class = getattr(jvm, "java.lang.Class").forName("[B")
         factory = ArrowFrameFactory(
             context=inner.sparkContext._jsc.sc(),  # noqa: SLF001
             session=inner._jsparkSession,  # noqa: SLF001
             schema=made.schema(),
             decode=function_of(rows),
-            placed=(leaf.outputPartitioning(), leaf.outputOrdering()),
-            tags=(tag(of("org.apache.spark.sql.catalyst.InternalRow")), tag(of("[B"))),
+            partitioning=leaf.outputPartitioning(),
+            batch_tag=scala_object(jvm, "scala.reflect.ClassTag").apply(bytes_class),
+            leaves=RowLeaves(spark),
             attributes=scala_object(jvm, "org.apache.spark.sql.catalyst.types.DataTypeUtils").toAttributes,
             mapped=getattr(jvm, "org.apache.spark.rdd.MapPartitionsRDD"),
-            leaf=getattr(jvm, "org.apache.spark.sql.execution.LogicalRDD"),
             framed=getattr(jvm, "org.apache.spark.sql.classic.Dataset").ofRows,
-            none=scala_object(jvm, "scala.None"),
         )
         factory.frame(scala_object(jvm, "scala.collection.Iterator").empty(), 1)
     except (Py4JError, PySparkException, TypeError):  # TypeError: py4j takes a missing class for a package

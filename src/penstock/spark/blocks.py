@@ -119,6 +119,19 @@ def local_checkpoint(frame: DataFrame) -> DataFrame:
     return _with_new_ids(frame.localCheckpoint(eager=True), frame.sparkSession)
 
 
+def may_run_twice(session: SparkSession) -> bool:
+    """Whether Spark may run a task again: on a cluster, or in local mode where failures are allowed.
+
+    A task that runs again after it has kept its part of a local checkpoint finds that part, and observes nothing.
+    """
+    return re.fullmatch(r"local(\[[^,]*\])?", session.sparkContext.master or "") is None
+
+
+def count_kept(kept: DataFrame) -> int:
+    """The number of rows of a local checkpoint, by a job over its blocks."""
+    return int(logical_plan(kept).rdd().count())
+
+
 def _with_new_ids(kept: DataFrame, session: SparkSession) -> DataFrame:
     """Checkpointed rows, with new expression ids for their columns."""
     leaf = logical_plan(kept).newInstance()

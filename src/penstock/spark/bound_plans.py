@@ -1,4 +1,4 @@
-"""What a batch's plan is bound of. Spark's own plan is made of that when it is needed."""
+"""A batch's plan by its parts; Spark's own plan is made of them when it is needed."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _CLASS_PATH_SETTING: Final = "spark.driver.extraClassPath"
 _JAVA_OPTIONS_SETTINGS: Final = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 _OTHER_ARCHIVE: Final = re.compile(r"-Xshare|SharedArchive|ArchiveClassesAtExit|AOT(Cache|Mode|Config)")
 _OTHER_LAYOUT: Final = re.compile(r"UseZGC|UseCompressed|ObjectAlignmentInBytes|UseCompactObjectHeaders")
-"""Options with which objects lie otherwise in memory than in the archive."""
+"""Options that change how Java lays out objects."""
 
 
 def archive_use(environment: Mapping[str, str]) -> str:
@@ -244,7 +244,7 @@ def _refuse_options(environment: Mapping[str, str], settings: Mapping[str, str])
             msg = f"{name} chooses an archive itself."
             raise _NoArchive(msg)
         if _OTHER_LAYOUT.search(text):
-            msg = f"{name} has objects lie otherwise in memory than in an archive."
+            msg = f"{name} changes how Java lays out objects, which an archive cannot follow."
             raise _NoArchive(msg)
     class_path = {name: environment.get(name) for name in _CLASS_PATH_VARIABLES}
     for name, value in (class_path | {_CLASS_PATH_SETTING: settings.get(_CLASS_PATH_SETTING)}).items():
@@ -259,7 +259,8 @@ def _java_home(environment: Mapping[str, str]) -> Path:
     program = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
     found = Path(os.path.realpath(program)).parent.parent if program is not None else Path("/")
     if not (found / "release").is_file() or not (found / "lib" / "server" / "classes.jsa").is_file():
-        msg = "There is no Java whose home has a file 'release' and an archive of its own."
+        named = f"JAVA_HOME is {home!r}" if home else f"JAVA_HOME is not set, and java is that of {str(found)!r}"
+        msg = f"{named}, where no file 'release' or no archive of Java's own classes is. Install a whole JDK or JRE."
         raise _NoArchive(msg)
     return found
 
@@ -269,7 +270,8 @@ def _spark_home(environment: Mapping[str, str]) -> Path:
     of_package = Path(package.origin).parent if package is not None and package.origin is not None else Path("/")
     home = Path(environment["SPARK_HOME"]) if environment.get("SPARK_HOME") else of_package
     if not (home / "jars").is_dir():
-        msg = "There is no Spark with a folder of jars."
+        named = "SPARK_HOME" if environment.get("SPARK_HOME") else "The folder of PySpark"
+        msg = f"{named} is {str(home)!r}, which has no folder of jars."
         raise _NoArchive(msg)
     return home
 

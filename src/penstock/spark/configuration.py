@@ -68,7 +68,7 @@ _ELSEWHERE: Final = {
     ),
     "spark.remote": "Spark Connect gives no access to plans and cached blocks. Leave it out: sessions are classic.",
 }
-"""Settings that nobody may give, with what to do instead."""
+"""Settings that are refused, with what to do instead."""
 
 
 def check_setting(name: str, value: str, *, shown: str) -> None:

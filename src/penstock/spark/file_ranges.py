@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from penstock.spark.blocks import ScalaLists, call_either, frame_of_plan, scala_object
+from penstock.spark.blocks import RowLeaves, ScalaLists, frame_of_plan, scala_object
 from penstock.spark.plans import analyzed_plan
 from penstock.spark.session import parse_type
 
@@ -35,7 +35,7 @@ def frame_of_ranges(
 
     session: Any = whole.sparkSession
     jvm, classic = session._jvm, session._jsparkSession  # noqa: SLF001 - Spark's scans have no public way in
-    to_list, none = ScalaLists(jvm), scala_object(jvm, "scala.None")
+    to_list = ScalaLists(jvm)
     node = analyzed_plan(whole)
     relation = node.relation()
     of_rows = scala_object(jvm, f"{_FILES}.FileFormat").OPTION_RETURNING_BATCH()
@@ -63,10 +63,8 @@ def frame_of_ranges(
     )
     anywhere = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning")(0)
     of_constants = scala_object(jvm, "org.apache.spark.sql.catalyst.types.DataTypeUtils").toAttributes(added)
-    leaf = (node.output().appendedAll(of_constants), rows, anywhere, to_list.nil, False, none, classic, none, none)
-    make_leaf = getattr(jvm, "org.apache.spark.sql.execution.LogicalRDD")
-    # Spark 4.3 added an argument: whether it is checkpointed
-    return frame_of_plan(call_either(make_leaf, (*leaf, False), leaf), cast("Any", session))
+    columns = node.output().appendedAll(of_constants)
+    return frame_of_plan(RowLeaves(session).make(columns, rows, anywhere, is_checkpointed=False), session)
 
 
 def _partitions(session: Any, relation: Any, ranges: Sequence[tuple[int, int]], values: Sequence[str]) -> list[Any]:

@@ -149,7 +149,9 @@ class KeptPlan:
                     self._functions = functions
                     return found
             except Exception as error:  # whatever this Spark does otherwise, a copy gives the same rows
-                log.warning("The code of a plan cannot be kept, so each batch copies the plan: %s", error)
+                log.warning(
+                    "The code of a plan cannot be kept, so each batch copies the plan, which is slower: %s", error
+                )
         copy = self._over(mine.put_into(self._plan), dict(enumerate(rdds)))
         nodes = {label: copy.p(number) for label, number in self._figures.items()}
         return copy.execute(), nodes

@@ -87,7 +87,7 @@ class Exchange:
         columns: of the rows.
         partitioning: that it gives them.
         serializer: of the rows.
-        metrics: of what it writes and reads, which nobody reads.
+        metrics: what Spark counts while it exchanges rows; penstock does not read it.
     """
 
     columns: JavaObject

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from penstock.elements import ObservedMetrics
 from penstock.spark.blocks import JavaObject, ScalaLists, call_either, frame_of_plan, scala_object
 from penstock.spark.session import parse_type
-from penstock.spark.sql import quote_identifier
+from penstock.spark.sql import quote_identifier, string_literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -172,8 +172,6 @@ class PlanEditor:
 
     def union(self, plans: Sequence[JavaObject]) -> JavaObject:
         """The rows of analysed plans with the same columns, which share no expression id."""
-        if len(plans) == 1:
-            return plans[0]
         return self._union(self._lists(plans), False, False)
 
     def flatten(self, plan: JavaObject) -> JavaObject:
@@ -274,15 +272,10 @@ def figure_by_partition(
 def conditions_of(column: str, names: Iterable[str], schema: StructType) -> list[str]:
     """SQL that a row is of a partition, for each partition: see ``figure_by_partition``."""
     is_number = schema[column].dataType.typeName() in ("byte", "short", "integer", "long")
-    return [f"{quote_identifier(column)} = {f'{int(name)}L' if is_number else _text(name)}" for name in names]
+    return [f"{quote_identifier(column)} = {f'{int(name)}L' if is_number else string_literal(name)}" for name in names]
 
 
-def _text(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObservationSpec:
     """What to observe above a plan, resolved once.
 
@@ -432,39 +425,3 @@ class FrameObservation:
                 return None
             raise
         return {name: row.get(place) for place, name in enumerate(self._names)}
-
-
-_COUNT_PATIENCE: Final = "2 s"
-
-
-def with_row_count(frame: DataFrame) -> tuple[DataFrame, Callable[[], int | None]]:
-    """``frame`` with its rows counted by whatever job runs over all of it, and a function that returns the count.
-
-    Read the count only after that job has succeeded. ``None``: the count did not come within two seconds, as when the
-    optimiser finds that there are no rows.
-    """
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
-    observation: Any = Observation()
-    observed = frame.observe(observation, F.count(F.lit(1)).alias("n"))
-
-    def read() -> int | None:
-        future = observation._jo.future()  # noqa: SLF001 - Observation.get would wait for ever
-        if not _has_come(frame.sparkSession, future):
-            return None
-        return int(observation.get["n"])
-
-    return observed, read
-
-
-def _has_come(spark: SparkSession, future: Any) -> bool:
-    if future.isCompleted():
-        return True
-    jvm: Any = spark._jvm  # noqa: SLF001
-    try:
-        patience = getattr(jvm, "scala.concurrent.duration.Duration").create(_COUNT_PATIENCE)
-        getattr(jvm, "scala.concurrent.Await").ready(future, patience)
-    except Exception:  # whatever the reason, there is no count
-        return False
-    return True

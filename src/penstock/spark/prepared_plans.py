@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.errors import GraphError
-from penstock.spark.blocks import CachedUnion, JavaObject, local_checkpoint, logical_plan
+from penstock.spark.blocks import (
+    CachedUnion,
+    JavaObject,
+    count_kept,
+    local_checkpoint,
+    logical_plan,
+    may_run_twice,
+)
 from penstock.spark.bound_plans import (
     FIRST_PLACEHOLDER,
     BoundPlan,
@@ -134,11 +141,14 @@ class PlanPreparer:
         Args:
             plan: the plan.
             placement: see ``KeptPlans.kept``.
-            counted: gets the number of rows, if the job tells it.
+            counted: gets the number of rows, where figures that the job observed might be those of fewer.
         """
         rows = self._kept.kept(plan, placement)
         if rows is None:
-            return local_checkpoint(self.frame(plan))
+            frame = local_checkpoint(self.frame(plan))
+            if counted is not None and may_run_twice(frame.sparkSession):
+                counted(count_kept(frame))
+            return frame
         cached = rows.keep()
         found = cached.run()
         if counted is not None:

@@ -256,7 +256,10 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
         try:
             context = SparkContext(conf=conf, gateway=gateway)
         except Exception as error:
-            msg = f"Spark could not start on master {master!r}: {sentence(_java_message(error))}"
+            msg = (
+                f"Spark could not start on master {master!r}: {sentence(_java_message(error))} "
+                "penstock doctor checks the master and the configuration."
+            )
             raise EngineFailed(msg) from error
         # A JVM that has just booted takes a third of a second for it, and nobody waits for that.
         threading.Thread(target=set_modes_without_processes, args=(context,), name="modes", daemon=True).start()

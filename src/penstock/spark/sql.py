@@ -144,6 +144,13 @@ def quote_identifier(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def string_literal(text: str) -> str:
+    """A string literal of SQL that means the same whatever the parser makes of backslashes and quotes."""
+    if re.fullmatch(r"[^'\\]*", text) and text.isprintable():
+        return f"'{text}'"
+    return f"decode(X'{text.encode().hex()}', 'UTF-8')"
+
+
 # ---- literals that compile nothing -----------------------------------------------------------------------------------
 # Values that change with every batch. A plain literal is part of the generated Java, so a watermark or a horizon in a
 # predicate would have the whole stage compiled for each batch (``:param`` and scalar subqueries too). An *array*

@@ -25,7 +25,7 @@ MAX_MERGE_READS: Final = 8
 PIECE_ROWS: Final = 64_000
 """Rows that are not durable at which they are written as a piece: a few tenths of a second of merging and writing."""
 PIECE_SHARE: Final = 4
-"""Pieces between two checkpoints have at most one in so many of the keys that change: more would meet again."""
+"""Pieces between two checkpoints hold at most 1/PIECE_SHARE of the keys that change: more would be written twice."""
 DURABLE_LIMIT: Final = 48
 """Number of durable layers at which some are merged, whatever it costs: a restore scans all their files at once."""
 MAX_WRITE_AMPLIFICATION: Final = 0.45
@@ -96,7 +96,7 @@ def plan_crowded_compaction(layers: Sequence[LayerSize], *, fan: int, limit: int
 
 
 def changing_keys(rows: int, merged: int) -> float:
-    """About how many keys change, if so many rows of several layers are ``merged`` rows once merged.
+    """About how many keys change, if ``rows`` of several layers are ``merged`` rows once merged.
 
     >>> [changing_keys(1_000, merged) for merged in (1_000, 990, 100)]
     [inf, 50000.0, 100]

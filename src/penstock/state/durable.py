@@ -107,6 +107,7 @@ class DurableLayers:
                 self._added = (*self._added, self._group_bytes)[-SETTLED_AFTER:]
                 self._group, self._group_rows, self._group_bytes, self._piece_failed = None, 0, 0, False
                 durable = True
+                self._drop_dead()
                 self._unnamed = {name: ref for name, ref in self._unnamed.items() if ref not in self._refs}
                 return self._handle(scope)
         finally:
@@ -122,7 +123,7 @@ class DurableLayers:
         return self._changing_keys / PIECE_SHARE - self._group_rows
 
     def note_merge(self, rows: int, merged: int) -> None:
-        """Learn from layers of so many ``rows`` in memory, which have ``merged`` rows now, how many keys change.
+        """Learn from ``rows`` of layers in memory, which are ``merged`` rows now, how many keys change.
 
         Where they are few, a row that is written now changes again before the checkpoint: then it waits.
         """
@@ -148,10 +149,12 @@ class DurableLayers:
             try:
                 self._add(scope, self._piece_writer)
                 self._piece_failed = False
+                self._drop_dead()
             except LayerMissing:
                 raise
             except Exception as error:
-                log.info("A piece of state could not be written, which the next checkpoint writes: %s", error)
+                uid = self._writer.layers_format.uid
+                log.info("%s: A piece of state was not written; the next checkpoint writes it: %s", uid, error)
             finally:
                 self._stack.end_snapshot(scope, durable=not self._piece_failed)
         finally:
@@ -243,7 +246,11 @@ class DurableLayers:
             yield replace(self._writer, background=partial(next, slots))
 
     def _add(self, scope: SnapshotScope, writer: LayerWriter) -> None:
-        """Write what is not durable of a snapshot or piece, and refer to it."""
+        """Write what is not durable of a snapshot or piece, and refer to it.
+
+        Callers call ``_drop_dead`` once they have noted that it is durable: if that failed before, the stack would take
+        for not written what is.
+        """
         todo = [layer for layer in scope.layers if layer.epoch > self._epoch and layer.last_end > scope.horizon]
         added = (self._write(todo, scope.horizon, writer),) if todo else ()
         if scope.base > self._epoch:
@@ -251,7 +258,6 @@ class DurableLayers:
         self._refs = (*self._refs, *added)
         self._unnamed |= {ref.name: ref for ref in added}
         self._epoch, self._horizon = scope.epoch, scope.horizon
-        self._drop_dead()
 
     def _drop_dead(self) -> None:
         """Drop layers whose rows are all dead. Delete files that no snapshot has named and nothing needs any more."""

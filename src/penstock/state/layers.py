@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.elements import RefCount
 from penstock.errors import InternalError
-from penstock.spark.blocks import explain_lost_blocks, free_blocks, local_checkpoint
+from penstock.spark.blocks import explain_lost_blocks, free_blocks, local_checkpoint, may_run_twice
 from penstock.spark.plans import FrameObservation
 from penstock.spark.sql import filter_text, quote_identifier, variable_literal
 
@@ -300,14 +300,25 @@ class LazyLayer:
 
 
 def build_layer(layers_format: LayerFormat, frame: DataFrame, label: LayerLabel) -> Layer | None:
-    """Run ``frame``, whose rows are merged and hashed, into a layer: one job. ``None`` if it has no rows.
+    """Run ``frame`` into a layer: see ``run_rows``. ``None`` if it has no rows.
 
     Raises:
         LayerMissing: a block of a layer that ``frame`` reads is lost.
     """
+    return layer_of_rows(run_rows(layers_format, frame), label)
+
+
+def run_rows(layers_format: LayerFormat, frame: DataFrame) -> CachedRows:
+    """Run ``frame``, whose rows are merged and hashed, and keep its rows: one job, or two if a task may run twice.
+
+    Raises:
+        LayerMissing: a block of a layer that ``frame`` reads is lost.
+    """
+    if may_run_twice(frame.sparkSession):
+        return cache_rows(layers_format, lambda: local_checkpoint(frame), lambda: None)
     observation = FrameObservation(STATS)
     observed = observation.observe(frame, layers_format.stats)
-    return cache_layer(layers_format, lambda: local_checkpoint(observed), observation.read, label)
+    return cache_rows(layers_format, lambda: local_checkpoint(observed), observation.read)
 
 
 def cache_layer(
@@ -328,7 +339,7 @@ def cache_rows(
     Args:
         layers_format: of the rows.
         keep: runs the job, and returns the cached rows.
-        read: returns ``STATS`` after it; ``None`` if they are lost.
+        read: returns ``STATS`` after it; ``None`` if they are lost or were not observed.
     """
     with explain_lost_blocks(layers_format.uid):
         kept = keep()
@@ -389,6 +400,6 @@ def _bounds(stats: Mapping[str, Any], layers_format: LayerFormat) -> tuple[int, 
 
 
 def _count_stats(kept: DataFrame, layers_format: LayerFormat) -> dict[str, int | None]:
-    """The statistics by a job of their own, if their observation was lost."""
+    """The statistics by a job of their own, if no observation has brought them."""
     row = kept.agg(*layers_format.stats).collect()[0]
     return dict(zip(STATS, row, strict=True))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from penstock.errors import StorageFailed
+from penstock.errors import CheckpointError
 from penstock.filesystem.base import settle_all
 from penstock.handles import ColumnAction, FileRef, LayerRef
 from penstock.spark.blocks import explain_lost_blocks, free_blocks, local_checkpoint, with_session
@@ -192,7 +192,7 @@ class SlicedRows:
         return cls([(ref.rows, slices_of(ref, by)) for ref in refs])
 
     def reads(self, parts: int) -> float:
-        """How often each row is read, on average, if all are read in so many parts of the hash."""
+        """How often each row is read, on average, if all are read in this number of parts of the hash."""
         read = sum(rows * max(1, parts // slices) for rows, slices in self.layers)
         return read / max(1, self._rows)
 
@@ -295,7 +295,7 @@ def _in_tasks(files: Files) -> Iterator[Files]:
 # never used again, so that what a dead or fenced process still writes does no harm.
 
 ROWS_A_TASK: Final = 1_000_000
-"""Rows of one task that writes rows in memory, and of a slice of large state. Each job reads all of these rows."""
+"""Most rows of one job that writes layers in memory, and of a slice of large state. Each such job reads all layers."""
 ROWS_A_MERGE: Final = 250_000
 """Rows of one task that merges files, of which it reads only its own: half a second of merging and writing."""
 ROWS_HELD: Final = 8 * ROWS_A_MERGE
@@ -403,7 +403,7 @@ class LayerWriter:
 
     def _clear(self, folder: str) -> None:
         """Delete what a failed write has left, for others may fail after it. What still comes is left to the log."""
-        with suppress(StorageFailed):
+        with suppress(CheckpointError):
             for path in self.filesystem.list(folder):
                 self.filesystem.delete(path)
             self.filesystem.remove_empty_folders(folder)
@@ -496,5 +496,8 @@ def window_bounds(ref: LayerRef) -> tuple[int, int]:
             return first, last
     from penstock.errors import CheckpointUnreadable
 
-    msg = f"Layer {ref.name} says {detail!r} of its windows. Expected were first_end and last_end in microseconds."
+    msg = (
+        f"Layer {ref.name} says {detail!r} of its windows. Expected were first_end and last_end in microseconds. "
+        "Rewind to an earlier checkpoint, or put the log back from a copy."
+    )
     raise CheckpointUnreadable(msg)

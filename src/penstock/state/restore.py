@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.clock import MIN_WATERMARK
 from penstock.errors import CheckpointUnreadable, LayerMissing
-from penstock.spark.blocks import CachedUnion, frame_of_plan, local_checkpoint, logical_plan
-from penstock.spark.plans import FrameObservation
+from penstock.spark.blocks import CachedUnion, frame_of_plan, logical_plan
 from penstock.spark.session import empty_frame
 from penstock.spark.sql import quote_identifier
-from penstock.state.layers import STATS, CachedRows, LayerFormat, cache_rows
+from penstock.state.layers import CachedRows, LayerFormat, run_rows
 from penstock.state.parquet import (
     MAX_READS,
     HashSlice,
@@ -57,7 +56,10 @@ def read_event_time(handle: StateHandle, name: str) -> int:
     if found is None:
         return MIN_WATERMARK
     if not isinstance(found, int) or isinstance(found, bool):
-        msg = f"State of kind {handle.kind} has the detail {detail!r}. Expected was {name!r} in microseconds."
+        msg = (
+            f"State of kind {handle.kind} has the detail {detail!r}. Expected was {name!r} in microseconds. "
+            "Rewind to an earlier checkpoint, or put the log back from a copy."
+        )
         raise CheckpointUnreadable(msg)
     return found
 
@@ -153,9 +155,7 @@ class _LiveRows:
         )
 
     def _kept(self, merged: DataFrame) -> CachedRows:
-        layers_format, observation = self.writer.layers_format, FrameObservation(STATS)
-        observed = observation.observe(merged, layers_format.stats)
-        kept = cache_rows(layers_format, lambda: local_checkpoint(observed), observation.read)
+        kept = run_rows(self.writer.layers_format, merged)
         try:
             self.writer.failpoint("state.part.loaded")
         except Exception:

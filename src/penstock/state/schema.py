@@ -105,7 +105,10 @@ def layer_columns(ref: LayerRef) -> str | None:
     """
     found = ref.detail.get("schema") if isinstance(ref.detail, dict) else None
     if found is not None and not isinstance(found, str):
-        msg = f"Layer {ref.name} says {found!r} of its columns. Expected was Spark DDL."
+        msg = (
+            f"Layer {ref.name} says {found!r} of its columns. Expected was Spark DDL. "
+            "Rewind to an earlier checkpoint, or put the log back from a copy."
+        )
         raise CheckpointUnreadable(msg)
     return found
 

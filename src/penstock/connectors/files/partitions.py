@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import GraphError
-from penstock.formats.text import DECODE_MARK, string_literal
+from penstock.formats.text import DECODE_MARK
+from penstock.spark.sql import string_literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

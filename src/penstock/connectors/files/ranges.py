@@ -24,7 +24,7 @@ from penstock.interfaces.source import DECODED_RECORD
 from penstock.spark.file_ranges import frame_of_ranges
 from penstock.spark.python_tasks import TaskFrames
 from penstock.spark.query_log import first_line
-from penstock.spark.sql import STRICT_READ
+from penstock.spark.sql import STRICT_READ, quote_identifier, string_literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -270,9 +270,9 @@ def frame_by_names(
         frame = frame_of(spark, root, parts, content, order)
         known = {name.lower() for name in order.fieldNames()}
         columns = [
-            text.quoted(each.name)
+            quote_identifier(each.name)
             if each.name.lower() in known
-            else f"CAST(NULL AS {each.dataType.simpleString()}) AS {text.quoted(each.name)}"
+            else f"CAST(NULL AS {each.dataType.simpleString()}) AS {quote_identifier(each.name)}"
             for each in schema.fields
         ]
         frames.append(frame.selectExpr(*columns, *(["_file"] if content.with_file else [])))
@@ -343,7 +343,7 @@ def _parquet(
         return whole.selectExpr("*", "_metadata.file_path AS _file").selectExpr(*_names(schema), f"{_PATH} AS _file")
     (part,) = slices  # a cut is a batch of its own
     cut = frame_of_ranges(whole, _group_ranges(paths[0], part, spark.sparkContext.defaultParallelism))
-    return cut.selectExpr("*", f"{text.string_literal(paths[0])} AS _file") if content.with_file else cut
+    return cut.selectExpr("*", f"{string_literal(paths[0])} AS _file") if content.with_file else cut
 
 
 def _names(schema: StructType) -> list[str]:

@@ -12,12 +12,13 @@ from penstock.operators.windows.figures import INTERNAL
 from penstock.operators.windows.frames import WindowedStep, WindowFrames, make_frames, partial_name
 from penstock.operators.windows.operator import WindowOperator
 from penstock.operators.windows.sessions import IntervalFormat, interval_of
+from penstock.spark.blocks import may_run_twice
 from penstock.spark.plans import FrameObservation
 from penstock.spark.sql import quote_identifier
 from penstock.state.layers import WINDOW_END, WINDOW_START, LayerLabel, build_layer, union_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -253,7 +254,7 @@ class CountOperator(WindowOperator):
             layer = build_layer(layers_format, windows, LayerLabel(name=stack.next_name(), level=0))
         finally:
             lease.release()
-        figures: Mapping[str, int | None] | None = observation.read()
+        figures = None if may_run_twice(self._context.spark) else observation.read()
         if layer and figures is None:
             figures = layer.frame.agg(layers_format.figure()).collect()[0].asDict()
         if stack.rebase(layer):

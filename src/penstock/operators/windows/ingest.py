@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from penstock.clock import MAX_WATERMARK
@@ -61,25 +61,18 @@ class LayerRows(NamedTuple):
 
 
 class _RowFigures(NamedTuple):
-    """What observes figures of rows, with those of the step before. ``spec`` is held, since its id is a key."""
+    """What observes figures of rows, with those of the step before."""
 
     observed: ObservationSpec
     earlier: EarlierFigures
-    spec: ObservationSpec | None
 
 
 class _GroupPlans(NamedTuple):
-    """The plans of groups with figures, and of a layer's rows over them. ``spec`` is held, since its id is a key."""
+    """The plans of groups with figures, and of a layer's rows over them."""
 
     groups: PreparedPlan
     rows: PreparedPlan
     earlier: EarlierFigures
-    spec: ObservationSpec | None
-
-
-def _make_room(made: dict[Any, Any]) -> None:
-    while len(made) > _MAX_SPECS:
-        del made[next(iter(made))]
 
 
 def _found(earlier: EarlierFigures, spec: ObservationSpec, metrics: ObservedMetrics) -> Mapping[str, object] | None:
@@ -110,9 +103,9 @@ class LayerQueries:
             nullable(schema), frames.with_timeliness, numbers=3 if frames.window.is_processing else 2
         )
         self._flagged_schema = nullable(self._flagged.schema)
-        self._specs: dict[tuple[WantedFigures, int], _RowFigures] = {}
         self._partials: dict[bool, PreparedPlan] = {}
-        self._groups: dict[tuple[WantedFigures, int], _GroupPlans] = {}
+        self._row_figures = lru_cache(_MAX_SPECS)(self._make_row_figures)
+        self._prepared_groups = lru_cache(_MAX_SPECS)(self._prepare_groups)
         self._keys: PreparedPlan | None = None
         self._is_volatile = self._has_volatile_inputs()
 
@@ -143,13 +136,10 @@ class LayerQueries:
         before.read_from(partial(_found, figures.earlier, before.spec, metrics))
         return plan, metrics
 
-    def _row_figures(self, wanted: WantedFigures, spec: ObservationSpec | None) -> _RowFigures:
-        if (wanted, id(spec)) not in self._specs:
-            _make_room(self._specs)
-            earlier = EarlierFigures({} if spec is None else spec.sql)
-            observed = self._preparer.observation(self._flagged, self.figures(wanted) | earlier.over_rows())
-            self._specs[wanted, id(spec)] = _RowFigures(observed, earlier, spec)
-        return self._specs[wanted, id(spec)]
+    def _make_row_figures(self, wanted: WantedFigures, spec: ObservationSpec | None) -> _RowFigures:
+        earlier = EarlierFigures({} if spec is None else spec.sql)
+        observed = self._preparer.observation(self._flagged, self.figures(wanted) | earlier.over_rows())
+        return _RowFigures(observed, earlier)
 
     def figures(self, wanted: WantedFigures) -> dict[str, Column]:
         """The aggregates over flagged rows that are observed, by name."""
@@ -273,24 +263,21 @@ class LayerQueries:
             self._partials[is_grouped] = self._preparer.prepare(self._flagged_schema, build, figures=self._stats())
         return self._partials[is_grouped]
 
-    def _prepared_groups(self, wanted: WantedFigures, spec: ObservationSpec | None) -> _GroupPlans:
-        if (wanted, id(spec)) not in self._groups:
-            _make_room(self._groups)
-            frames, preparer = self._frames, self._preparer
-            earlier = EarlierFigures({} if spec is None else spec.sql)
+    def _prepare_groups(self, wanted: WantedFigures, spec: ObservationSpec | None) -> _GroupPlans:
+        frames, preparer = self._frames, self._preparer
+        earlier = EarlierFigures({} if spec is None else spec.sql)
 
-            def build(rows: DataFrame, bound: int | None = None) -> DataFrame:
-                return frames.grouped_with_figures(rows, wanted, earlier, bound)
+        def build(rows: DataFrame, bound: int | None = None) -> DataFrame:
+            return frames.grouped_with_figures(rows, wanted, earlier, bound)
 
-            groups = preparer.prepare(
-                self._flagged_schema,
-                build,
-                numbers=0 if spec is None or spec.max_ahead is None else 1,
-                figures=figures_over_groups(wanted) | earlier.over_groups(),
-            )
-            rows = preparer.prepare(nullable(groups.schema), frames.without_figures)
-            self._groups[wanted, id(spec)] = _GroupPlans(groups, rows, earlier, spec)
-        return self._groups[wanted, id(spec)]
+        groups = preparer.prepare(
+            self._flagged_schema,
+            build,
+            numbers=0 if spec is None or spec.max_ahead is None else 1,
+            figures=figures_over_groups(wanted) | earlier.over_groups(),
+        )
+        rows = preparer.prepare(nullable(groups.schema), frames.without_figures)
+        return _GroupPlans(groups, rows, earlier)
 
     @cached_property
     def _prepared_merge(self) -> PreparedPlan:

@@ -55,9 +55,10 @@ class WindowOperator:
     """See ``penstock.interfaces.operator.Operator``. Made by ``WindowAggregate.open``.
 
     Jobs: one for each batch, or none if the job of its results makes the layer too; none to send results, whose
-    consumer runs them; merging, writing and loading layers in the background. Two cases need more jobs in the data
+    consumer runs them; merging, writing and loading layers in the background. Some cases need more jobs in the data
     path. If merging falls behind by several batches, a batch merges first, so that the stack cannot grow without bound.
-    And a step that sends rows of a restored layer loads them first if they are not loaded yet.
+    A step that sends rows of a restored layer loads them first if they are not loaded yet. Sessions that may end merge
+    all layers. Figures that a failed executor has lost are counted again.
 
     Counters: ``late`` (rows whose windows were closed, or without an event time), ``missing_time`` (those of them
     without an event time), ``fired`` (batches of results sent on, each with all windows due at once), ``compacted``.
