@@ -301,7 +301,7 @@ def test_a_plan_is_copied_where_its_functions_cannot_be_taken_or_used(spark, mon
         assert rows is not None
         assert rows_of(rows.frame()) == rows_of(preparer.frame(plan))
     assert [record.getMessage() for record in caplog.records] == [
-        "The code of a plan cannot be kept, so each batch copies the plan: another Spark"
+        "The code of a plan cannot be kept, so each batch copies the plan, which is slower: another Spark"
     ]
 
 
@@ -378,6 +378,13 @@ NOT_KEPT = {
     "a text that is a time": "CAST('now' AS TIMESTAMP) AS t",
     "a text that is a time of today": "CAST('06:00:00' AS TIMESTAMP) AS t",
     "a text that is compared with a time": "TIMESTAMP'2026-01-01 00:00:00' >= ' T06:00' AS t",
+    "a function of a text that is a time": "to_timestamp('now') AS t",
+    "a function of a text that is a day": "to_date('now') AS t",
+    "a function of a text that is tried": "try_to_timestamp('today') AS t",
+    "a text in an array that is a time of today": "CAST(array('06:00:00') AS ARRAY<TIMESTAMP>) AS t",
+    "a text in JSON that is a time of today": "from_json('{\"a\":\"06:00:00\"}', 'a TIMESTAMP') AS t",
+    "one of two times of today": "to_timestamp(if(v > 0, '06:00:00', '07:00:00')) AS t",
+    "a time of today beside a column": "CAST(named_struct('a', v, 'b', '06:00:00').b AS TIMESTAMP) AS t",
     "a text that is made a day": "CAST(concat('to', 'day') AS DATE) AS t",
     "the user": "current_user() AS t",
     "the database": "current_database() AS t",
@@ -389,13 +396,20 @@ NOT_KEPT = {
     "a subquery": "(SELECT max(id) FROM range(3)) AS t",
     "a subquery that is looked up": "v IN (SELECT id FROM range(3)) AS t",
     "a time of day": "CAST(TIME'10:00:00' AS TIMESTAMP) AS t",
+    "a time of day of a text": "CAST(to_time(CAST(v AS STRING)) AS TIMESTAMP) AS t",
+    "a time of day that is tried": "CAST(try_to_time(CAST(v AS STRING)) AS TIMESTAMP) AS t",
+    "a time of day of seconds": "CAST(time_from_seconds(v) AS TIMESTAMP) AS t",
+    "a time of day of milliseconds": "CAST(time_from_millis(v) AS TIMESTAMP_NTZ) AS t",
+    "a time of day of its parts": "to_date(CAST(make_time(CAST(v AS INT), 0, 0) AS TIMESTAMP)) AS t",
 }
 
 
-def test_what_depends_on_more_than_its_rows_is_planned_for_each_batch(spark):
+def test_what_depends_on_more_than_its_rows_is_planned_for_each_batch(spark, request):
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    request.addfinalizer(lambda: spark.conf.unset("spark.sql.timeType.enabled"))
     preparer, schema, kept = PlanPreparer(spark), batch(spark, 0).schema, []
     for what, column in NOT_KEPT.items():
-        if what == "a time of day" and spark.version < "4.3":
+        if what.startswith("a time of day") and spark.version < "4.3":
             continue  # it cannot be a point in time there
         prepared = preparer.prepare(schema, lambda rows, column=column: rows.selectExpr("v", column))
         if preparer._kept.kept(preparer.bind(prepared, plan_of(batch(spark, 0)))) is not None:

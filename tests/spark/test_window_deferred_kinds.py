@@ -18,6 +18,7 @@ from penstock.operators import aggregates as agg
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
 from penstock.operators.windows.emit_strategy import EmitStrategy
+from penstock.spark.bound_plans import note_sent
 from penstock.spark.scheduling import SparkPools
 from window_harness import Rig, counted, persistent
 
@@ -48,12 +49,22 @@ def rig_of(spark: SparkSession, folder: Path, window: Any = TEN, keys: tuple[str
     return Rig(spark, step, SCHEMA, folder, late_read=False, **more)
 
 
-def begin(rig: Rig, given: list[dict[str, object]]) -> DeferredBatch:
-    deferred = rig.operator.process(
-        Batch(frame=rig.frame(given), sequence=0), source=0, watermark=rig.watermark, emit=rig._emit
-    )
+def begin(rig: Rig, given: list[dict[str, object]], *, is_sent: bool = False) -> DeferredBatch:
+    frame = rig.frame(given)
+    if is_sent:
+        note_sent(frame, len(given))
+    deferred = rig.operator.process(Batch(frame=frame, sequence=0), source=0, watermark=rig.watermark, emit=rig._emit)
     assert deferred is not None, "it is left to others"
     return deferred
+
+
+def assert_statistics_of_layers(rig: Rig) -> None:
+    layers, lease = rig.operator._stack.lease_named([size.name for size in rig.operator._stack.sized()])
+    for layer in layers:
+        rows, last = layer.frame.selectExpr("count(1)", "max(unix_micros(window_end))").collect()[0]
+        assert layer.rows >= rows, "it is a bound: rows are counted before they are grouped"
+        assert layer.last_end == last
+    lease.release()
 
 
 def row(user: str, second: int, x: int) -> dict[str, object]:
@@ -161,17 +172,19 @@ LOOKS = {
 }
 
 
-def test_a_consumer_that_looks_at_some_of_it_only_leaves_a_whole_layer(spark, tmp_path):
+@pytest.mark.parametrize("is_sent", [False, True], ids=["exchange", "one stage"])
+def test_a_consumer_that_looks_at_some_of_it_only_leaves_a_whole_layer(spark, tmp_path, is_sent):
     before = persistent(spark)
     rig, told, every = rig_of(spark, tmp_path), {}, []
-    for number, (look, given) in enumerate(zip(LOOKS.values(), drawn(7, 4, users="abcdefgh"), strict=True)):
+    for number, (look, given) in enumerate(zip(LOOKS.values(), drawn(7, len(LOOKS), users="abcdefgh"), strict=True)):
         every += given
-        deferred = begin(rig, given)
+        deferred = begin(rig, given, is_sent=is_sent)
         ((_, batch),) = rig.sent
         look(batch.frame)
         batch.settle()
         deferred.finish()
         assert rig.operator._stack.height == number + 1
+        assert_statistics_of_layers(rig)
         run(rig, told)
     assert told == expected(every)
     rig.operator.close()

@@ -386,11 +386,11 @@ class StagedWriter(StagingWriter):
             files = settle_all(filesystem, [path for part in staged for path in self.content(part.folder)])
             if not files:
                 raise self.no_file(checkpoint, epoch)
-        named = {file.path for file in files}
-        for part in staged:
-            for path in filesystem.list(part.folder):  # Hadoop's check sums, files of killed attempts
-                if path not in named:
-                    filesystem.delete(path)
+            named = {file.path for file in files}
+            for part in staged:
+                for path in filesystem.list(part.folder):  # Hadoop's check sums, files of killed attempts
+                    if path not in named:
+                        filesystem.delete(path)
         return tuple(
             Committable(
                 uid=context.uid,

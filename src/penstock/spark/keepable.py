@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 #
 # Not in it, among others: subqueries and reused exchanges (they are no children of the plan, so their leaves would not
 # be replaced), files (a kept scan does not see a new file), the time, the user and the catalogue (they would stand
-# still), functions with a seed (they would draw the same numbers for each batch), and calls into the JVM.
+# still), functions with a seed (they would draw the same numbers for each batch), calls into the JVM, and functions
+# that give a time of day: cast to a timestamp, that is one of the current day.
 
 _EXPRESSIONS: Final = frozenset(
     """
@@ -48,32 +49,31 @@ _EXPRESSIONS: Final = frozenset(
     IsNaN IsNotNull IsNull IsValidUTF8 JaroWinkler JsonObjectKeys JsonToStructs JsonTuple KnownFloatingPointNormalized
     KnownNotContainsNull KnownNotNull KnownNullable Kurtosis LambdaFunction Last LastDay Least Left Length
     LengthOfJsonArray LessThan LessThanOrEqual Levenshtein Like LikeAll LikeAny ListAgg Literal Log Log10 Log1p Log2
-    Logarithm Lower Luhncheck MakeDTInterval MakeDate MakeDecimal MakeInterval MakeTime MakeTimestamp
-    MakeTimestampFromDateTime MakeTimestampLTZ MakeTimestampLTZNanos MakeTimestampNTZ MakeTimestampNTZNanos
-    MakeValidUTF8 MakeYMInterval MapConcat MapContainsKey MapEntries MapFilter MapFromArrays MapFromEntries MapKeys
-    MapSort MapValues MapZipWith Mask Max MaxBy MaxMinByK Md5 Median MicrosToTimestamp MillisToTimestamp Min MinBy
-    Minute MinutesOfTime Mode Month MonthName MonthsBetween MultiGetJsonObject Multiply MultiplyDTInterval
-    MultiplyInterval MultiplyYMInterval Murmur3Hash NaNvl NamedLambdaVariable NanosToTimestamp NextDay Not NotLikeAll
-    NotLikeAny NullIf NullIfResult NullIfZero Nvl Nvl2 OctetLength Or Overlay ParseToDate ParseToTimestamp ParseUrl
-    Percentile PercentileCont PercentileDisc Pi Pmod PosExplode Pow PreciseTimestampConversion Product PythonUDF Quarter
-    Quote RLike RaiseError RegExpCount RegExpExtract RegExpExtractAll RegExpInStr RegExpReplace RegExpSubStr RegrAvgX
-    RegrAvgY RegrCount RegrIntercept RegrR2 RegrReplacement RegrSXX RegrSXY RegrSYY RegrSlope Remainder
-    ResolvedCollation Reverse Right Rint Round RoundCeil RoundFloor Sec Second SecondWithFraction
-    SecondWithFractionNanos SecondsOfTime SecondsOfTimeWithFraction SecondsToTimestamp Sequence Sha1 Sha2 ShiftLeft
-    ShiftRight ShiftRightUnsigned Signum Sin Sinh Size Skewness Slice SortArray SortOrder SoundEx SparkPartitionID
-    SplitPart Sqrt StartsWith StaticInvoke StddevPop StddevSamp StringDecode StringInstr StringInstrWithOccurrence
-    StringLPad StringLocate StringRPad StringRepeat StringReplace StringSpace StringSplit StringSplitSQL StringToMap
-    StringTranslate StringTrim StringTrimBoth StringTrimLeft StringTrimRight StructsToCsv StructsToJson StructsToXml
-    Substring SubstringIndex Subtract SubtractDates SubtractTimes SubtractTimestamps Sum Tan Tanh TimeAddInterval
-    TimeDiff TimeFromMicros TimeFromMillis TimeFromSeconds TimeToMicros TimeToMillis TimeToSeconds TimeTrunc
-    TimestampAdd TimestampAddInterval TimestampAddYMInterval TimestampDiff ToBinary ToCharacter ToDegrees ToNumber
-    ToRadians ToTime ToUTCTimestamp ToUnixTimestamp TransformKeys TransformValues TruncDate TruncTimestamp TryAdd
-    TryAesDecrypt TryDivide TryElementAt TryEval TryMakeInterval TryMakeTimestamp TryMakeTimestampFromDateTime TryMod
-    TryMultiply TryParseUrl TrySubtract TryToBinary TryToNumber TryUrlDecode TryValidateUTF8 TypeOf UnBase32 UnBase64
-    UnaryMinus UnaryPositive Unhex UnixDate UnixMicros UnixMillis UnixNanos UnixSeconds UnixTimestamp UnscaledValue
-    UpCast UpdateFields Upper UrlDecode UrlEncode ValidateUTF8 VariancePop VarianceSamp WeekDay WeekOfYear WidthBucket
-    With XPathBoolean XPathDouble XPathFloat XPathInt XPathList XPathLong XPathShort XPathString XmlToStructs XxHash64
-    Year YearOfWeek ZeroIfNull ZipWith
+    Logarithm Lower Luhncheck MakeDTInterval MakeDate MakeDecimal MakeInterval MakeTimestamp MakeTimestampFromDateTime
+    MakeTimestampLTZ MakeTimestampLTZNanos MakeTimestampNTZ MakeTimestampNTZNanos MakeValidUTF8 MakeYMInterval MapConcat
+    MapContainsKey MapEntries MapFilter MapFromArrays MapFromEntries MapKeys MapSort MapValues MapZipWith Mask Max MaxBy
+    MaxMinByK Md5 Median MicrosToTimestamp MillisToTimestamp Min MinBy Minute MinutesOfTime Mode Month MonthName
+    MonthsBetween MultiGetJsonObject Multiply MultiplyDTInterval MultiplyInterval MultiplyYMInterval Murmur3Hash NaNvl
+    NamedLambdaVariable NanosToTimestamp NextDay Not NotLikeAll NotLikeAny NullIf NullIfResult NullIfZero Nvl Nvl2
+    OctetLength Or Overlay ParseToDate ParseToTimestamp ParseUrl Percentile PercentileCont PercentileDisc Pi Pmod
+    PosExplode Pow PreciseTimestampConversion Product PythonUDF Quarter Quote RLike RaiseError RegExpCount RegExpExtract
+    RegExpExtractAll RegExpInStr RegExpReplace RegExpSubStr RegrAvgX RegrAvgY RegrCount RegrIntercept RegrR2
+    RegrReplacement RegrSXX RegrSXY RegrSYY RegrSlope Remainder ResolvedCollation Reverse Right Rint Round RoundCeil
+    RoundFloor Sec Second SecondWithFraction SecondWithFractionNanos SecondsOfTime SecondsOfTimeWithFraction
+    SecondsToTimestamp Sequence Sha1 Sha2 ShiftLeft ShiftRight ShiftRightUnsigned Signum Sin Sinh Size Skewness Slice
+    SortArray SortOrder SoundEx SparkPartitionID SplitPart Sqrt StartsWith StaticInvoke StddevPop StddevSamp
+    StringDecode StringInstr StringInstrWithOccurrence StringLPad StringLocate StringRPad StringRepeat StringReplace
+    StringSpace StringSplit StringSplitSQL StringToMap StringTranslate StringTrim StringTrimBoth StringTrimLeft
+    StringTrimRight StructsToCsv StructsToJson StructsToXml Substring SubstringIndex Subtract SubtractDates
+    SubtractTimes SubtractTimestamps Sum Tan Tanh TimeDiff TimeToMicros TimeToMillis TimeToSeconds TimestampAdd
+    TimestampAddInterval TimestampAddYMInterval TimestampDiff ToBinary ToCharacter ToDegrees ToNumber ToRadians
+    ToUTCTimestamp ToUnixTimestamp TransformKeys TransformValues TruncDate TruncTimestamp TryAdd TryAesDecrypt TryDivide
+    TryElementAt TryEval TryMakeInterval TryMakeTimestamp TryMakeTimestampFromDateTime TryMod TryMultiply TryParseUrl
+    TrySubtract TryToBinary TryToNumber TryUrlDecode TryValidateUTF8 TypeOf UnBase32 UnBase64 UnaryMinus UnaryPositive
+    Unhex UnixDate UnixMicros UnixMillis UnixNanos UnixSeconds UnixTimestamp UnscaledValue UpCast UpdateFields Upper
+    UrlDecode UrlEncode ValidateUTF8 VariancePop VarianceSamp WeekDay WeekOfYear WidthBucket With XPathBoolean
+    XPathDouble XPathFloat XPathInt XPathList XPathLong XPathShort XPathString XmlToStructs XxHash64 Year YearOfWeek
+    ZeroIfNull ZipWith
     """.split()  # noqa: SIM905 - a list of this length, one a line, is no easier to read
 )
 _OF_THE_TASK: Final = frozenset({"PythonUDF", "SparkPartitionID"})
@@ -131,8 +131,12 @@ _BUILT_IN: Final = "org.apache.spark.sql.catalyst.expressions."
 _HASHED: Final = "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning"
 """What a leaf says of its rows."""
 _NUMBERS: Final = re.compile(r"\[-?\d+(,-?\d+)*\]")
-_POINTS_IN_TIME: Final = ("date", "timestamp")
-"""How the names of types begin that a text like 'now' can be cast to."""
+_POINTS_IN_TIME: Final = re.compile('"(date|timestamp)')
+"""How a data type's JSON names types that a text like 'now' or '06:00:00' can be cast to."""
+_PARSERS: Final = frozenset({"CsvToStructs", "JsonToStructs", "ParseToDate", "ParseToTimestamp", "XmlToStructs"})
+"""Expressions with such a cast inside, which is not in their JSON."""
+_TIME_IN_TEXT: Final = re.compile(r"\d:")
+"""What is in a text that may be a time of today."""
 _YEAR: Final = re.compile(r"\s*[+-]?\d{4}")
 """How a text begins that is the same date whenever it is cast."""
 _TIME_OF_DAY: Final = '"time('
@@ -216,17 +220,17 @@ def _name(node: dict[str, Any]) -> str:
 
 
 def _may_move(tree: Sequence[dict[str, Any]], place: int) -> bool:
-    """Whether a cast makes a date of a constant text that may be 'now' or a time of today: a literal once optimised."""
-    to = tree[place].get("dataType")
-    if _name(tree[place]) not in ("Cast", "UpCast") or not isinstance(to, str) or not to.startswith(_POINTS_IN_TIME):
+    """Whether a constant text, which may be 'now' or a time of today, becomes a date: a literal once optimised."""
+    name, to = _name(tree[place]), json.dumps(tree[place].get("dataType"))
+    if name not in _PARSERS and not (name in ("Cast", "UpCast") and _POINTS_IN_TIME.search(to)):
         return False
-    below = tree[place + 1 : place + 1 + _size(tree, place + 1)]
+    below = tree[place + 1 : place + _size(tree, place)]
+    texts = [str(node["value"]) for node in below if _name(node) == "Literal" and node["value"] is not None]
+    moving = [text for text in texts if _YEAR.match(text) is None]
     if any(_name(node) == "AttributeReference" for node in below):
-        return False
-    if len(below) > 1 or _name(below[0]) != "Literal":
-        return True
-    value = below[0]["value"]
-    return value is not None and _YEAR.match(str(value)) is None
+        # the optimiser casts what one side of a condition or a field of a struct is
+        return any(map(_TIME_IN_TEXT.search, moving))
+    return len(below) > 1 or _name(below[0]) != "Literal" or bool(moving)
 
 
 def _size(tree: Sequence[dict[str, Any]], place: int) -> int:

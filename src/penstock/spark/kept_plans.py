@@ -131,7 +131,7 @@ class KeptPlan:
         rdd, nodes = self._executed(numbers_of(parts), rdds)
         observed = (part for part in parts if isinstance(part, ObservedRows))
         for part, label in zip(observed, self._labels, strict=True):
-            part.read_from(partial(_figures_of, nodes.get(label), part, inputs[0].sent, counted))
+            part.read_from(partial(_figures_of, self._classes, nodes.get(label), part, inputs[0].sent, counted))
         return PlannedRows(classes=self._classes, rdd=rdd, columns=self._columns, partitioning=self._partitioning)
 
     def _executed(
@@ -192,17 +192,22 @@ def _one_partitioning(plan: JavaObject) -> JavaObject:
 
 
 def _figures_of(
-    node: JavaObject | None, rows: ObservedRows, sent: int | None, counted: Callable[[], int] | None
+    classes: SparkClasses,
+    node: JavaObject | None,
+    rows: ObservedRows,
+    sent: int | None,
+    counted: Callable[[], int] | None,
 ) -> Mapping[str, object] | None:
-    """The figures of a node, after a job; ``None`` if the optimiser had no use for it, or tasks have missed rows.
+    """The figures of a node, after a job; ``None`` if the optimiser had no use for it, or it does not tell all of them.
 
     Args:
+        classes: see ``SparkClasses``.
         node: observes the rows.
         rows: see ``ObservedRows``.
         sent: how many input rows there are.
         counted: returns how many of them tasks have passed on, where each keeps its own.
     """
-    if node is None or (counted is not None and counted() != sent):
+    if node is None or (counted is not None and counted() != sent) or classes.has_observed_apart(node):
         return None
     return rows.spec.figures_of(str(node.collectedMetrics().json()))
 
@@ -437,7 +442,7 @@ class KeptPlans:
         numbers = _metrics_of(physical, labels)
         for part, label in zip(observed, labels, strict=True):
             node = physical.p(numbers[label]) if label in numbers else None
-            part.read_from(partial(_figures_of, node, part, None, None))
+            part.read_from(partial(_figures_of, self._classes, node, part, None, None))
         columns, partitioning = self._classes.leaves.nullable(physical.output(), _one_partitioning(physical))
         return PlannedRows(classes=self._classes, rdd=physical.execute(), columns=columns, partitioning=partitioning)
 

@@ -101,14 +101,16 @@ def missing_class(spark: SparkSession) -> str | None:
 
     Without that class each batch is planned for itself, as any query is: slower, with the same results.
     """
+    return next((name for name in INTERNALS.values() if not _has_class(spark, name)), None)
+
+
+def _has_class(spark: SparkSession, name: str) -> bool:
     jvm: Any = spark._jvm  # noqa: SLF001 - there is no public way
-    loader = getattr(jvm, "java.lang.Thread").currentThread().getContextClassLoader()
-    for name in INTERNALS.values():
-        try:
-            loader.loadClass(name)
-        except Exception:  # whatever the reason, it cannot be used
-            return name
-    return None
+    try:
+        getattr(jvm, "java.lang.Thread").currentThread().getContextClassLoader().loadClass(name)
+    except Exception:  # whatever the reason, it cannot be used
+        return False
+    return True
 
 
 class SparkClasses:
@@ -138,6 +140,9 @@ class SparkClasses:
         self._is_plan = of("org.apache.spark.sql.execution.SparkPlan").isInstance
         self._is_expression = of("org.apache.spark.sql.catalyst.expressions.Expression").isInstance
         self._none = scala_object(jvm, "scala.None")
+        self._accumulators = scala_object(jvm, "org.apache.spark.util.AccumulatorContext")
+        # from Spark 4.3 on; before, a node told what all tasks had observed
+        self._tells_by_rdd = _has_class(spark, "org.apache.spark.sql.execution.LastAttemptAggregatingAccumulator")
         context = spark.sparkContext
         if context not in _copying:
             _copying[context] = _copying_function(spark)
@@ -145,6 +150,13 @@ class SparkClasses:
 
     def __getattr__(self, name: str) -> Any:  # so that types are known of the attributes of ``INTERNALS``
         raise AttributeError(name)
+
+    def has_observed_apart(self, node: JavaObject) -> bool:
+        """Whether tasks of several RDDs have observed rows at a node, which then tells only what the last one's did.
+
+        So it is where a job reads some partitions of results, and another one then keeps the rest.
+        """
+        return self._tells_by_rdd and int(self._accumulators.get(node.accumulatorId()).get().getNumRDDs()) > 1
 
     def activate(self, session: JavaObject = None) -> None:
         """Make a session this thread's active one: nodes of plans that are made or copied take theirs from there.
