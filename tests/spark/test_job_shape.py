@@ -71,6 +71,7 @@ def test_a_keyed_batch_runs_one_job_and_one_more_when_it_fires(spark: SparkSessi
         if number == 5:
             watch.wait_for(Counted, 1, task="counting", name="compacted")  # it compiles beside the data path
         if number == 12:
+            watch.wait_for(Counted, 2, task="counting", name="compacted")  # the second one takes the code of its tasks
             compiled = compilations(spark)
         drop(tmp_path / "in", f"{number:02}.json", rows(minute))
         watch.wait_for(BatchDone, number, task="counting")
