@@ -19,7 +19,9 @@ import pyarrow as pa
 import pytest
 from pyspark.errors.exceptions import captured
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
+from penstock.formats import text
 from penstock.operators import aggregates as agg
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
@@ -27,10 +29,11 @@ from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.spark import kept_plans, kept_rows
 from penstock.spark.blocks import free_blocks, with_size_of_blocks
 from penstock.spark.bound_plans import BoundPlan, ObservedRows, PlanBuilder, plan_of
+from penstock.spark.keepable import is_keepable, json_of
 from penstock.spark.kept_functions import KeptFunctions
 from penstock.spark.kept_plans import KeptPlans
 from penstock.spark.kept_rows import missing_class
-from penstock.spark.plans import AHEAD_BOUND, Figure, observe_sql, plan_kind
+from penstock.spark.plans import AHEAD_BOUND, Figure, PlanEditor, analyzed_plan, observe_sql, plan_kind
 from penstock.spark.prepared_plans import PlanPreparer
 from penstock.spark.sql import variable_literal
 from window_harness import Rig, compilations, counted, next_job, persistent
@@ -415,6 +418,22 @@ def test_what_depends_on_more_than_its_rows_is_planned_for_each_batch(spark, req
         if preparer._kept.kept(preparer.bind(prepared, plan_of(batch(spark, 0)))) is not None:
             kept.append(what)
     assert kept == []
+
+
+@pytest.mark.parametrize("done", [None, "done"], ids=["by Spark", "by the source"])
+@pytest.mark.parametrize("on_error", ["fail", "drop", "split"])
+def test_records_with_points_in_time_are_decoded_by_a_kept_plan(spark, done, on_error):
+    record = text.struct_type(spark, "user STRING, at TIMESTAMP, day DATE, parts ARRAY<STRUCT<at: TIMESTAMP>>")
+    columns = StructType().add("value", "string").add("partition", "integer")
+    schema = columns.add(done, record) if done else columns
+
+    def decoded(rows):
+        found = text.decode_json(rows, "value", record, done=done)
+        if on_error == "fail":
+            return text.failfast(found, "value", place="NULL")
+        return text.drop_malformed(found, "value") if on_error == "drop" else text.permissive(found, "value")
+
+    assert is_keepable(json_of(analyzed_plan(decoded(PlanEditor(spark).new_leaf(schema).frame))))
 
 
 def test_time_goes_on_in_a_plan_that_is_not_kept(spark):

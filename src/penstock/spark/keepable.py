@@ -230,7 +230,7 @@ def _may_move(tree: Sequence[dict[str, Any]], place: int) -> bool:
     if any(_name(node) == "AttributeReference" for node in below):
         # the optimiser casts what one side of a condition or a field of a struct is
         return any(map(_TIME_IN_TEXT.search, moving))
-    return len(below) > 1 or _name(below[0]) != "Literal" or bool(moving)
+    return bool(moving) or (bool(texts) and len(below) > 1)
 
 
 def _size(tree: Sequence[dict[str, Any]], place: int) -> int:
