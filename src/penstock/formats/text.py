@@ -268,12 +268,11 @@ def _staged(
     if done is None:
         staged = frame.selectExpr(*kept, f"{decoding} AS {DECODED}")
     else:
-        undecoded = f"{quote_identifier(done)} IS NULL AND {quote_identifier(column)} IS NOT NULL"
-        staged = frame.selectExpr(
-            *kept, quote_identifier(done), f"CASE WHEN {undecoded} THEN {decoding} END AS {DECODED}"
-        )
-        record = f"coalesce({quote_identifier(done)}, {record})"
-        why = f"CASE WHEN {quote_identifier(done)} IS NULL THEN {why} END"
+        by_source = quote_identifier(done)
+        undecoded = f"{by_source} IS NULL AND {quote_identifier(column)} IS NOT NULL"
+        staged = frame.selectExpr(*kept, by_source, f"CASE WHEN {undecoded} THEN {decoding} END AS {DECODED}")
+        record = f"coalesce({by_source}, {record})"
+        why = f"CASE WHEN {by_source} IS NULL THEN {why} END"
     return staged.selectExpr(*kept, f"{record} AS {DECODED}", f"{why} AS {REASON}")
 
 

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.spark.blocks import JavaObject, RowLeaves, call_either, function_of, scala_object
+from penstock.spark.blocks import JavaObject, RowLeaves, function_of, mapped_rdd, scala_object
 from penstock.spark.bound_plans import note_sent
 
 if TYPE_CHECKING:
@@ -130,13 +130,7 @@ class ArrowFrameFactory:
     def frame(self, messages: JavaObject, partitions: int) -> JavaObject:
         """A frame of these batches. Its columns have expression ids of their own, as those of any new frame."""
         sent = self.context.parallelize(messages.toIndexedSeq(), partitions, self.batch_tag)
-        tags = (self.leaves.row_tag, self.batch_tag)
-        # before Spark 4.2 there was one argument fewer
-        rows = call_either(
-            self.mapped,
-            (sent, self.decode, False, False, False, False, *tags),
-            (sent, self.decode, False, False, False, *tags),
-        )
+        rows = mapped_rdd(self.mapped, sent, self.decode, row_tag=self.leaves.row_tag, item_tag=self.batch_tag)
         leaf = self.leaves.make(self.attributes(self.schema), rows, self.partitioning, is_checkpointed=False)
         leaf.setAnalyzed()
         return self.framed(self.session, leaf)

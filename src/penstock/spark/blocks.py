@@ -87,6 +87,27 @@ def function_of(rdd: JavaObject) -> JavaObject:
     return field.get(rdd)
 
 
+def mapped_rdd(
+    of_class: JavaObject, rdd: JavaObject, function: JavaObject, *, row_tag: JavaObject, item_tag: JavaObject
+) -> JavaObject:
+    """The RDD of rows that a function of a task makes of the items of another, partition by partition.
+
+    Args:
+        of_class: ``MapPartitionsRDD``.
+        rdd: the other.
+        function: see ``function_of``.
+        row_tag: class tag of rows.
+        item_tag: class tag of the items.
+    """
+    tags = (row_tag, item_tag)
+    # before Spark 4.2 there was one argument fewer
+    return call_either(
+        of_class,
+        (rdd, function, False, False, False, False, *tags),
+        (rdd, function, False, False, False, *tags),
+    )
+
+
 def java_frame(frame: DataFrame) -> JavaObject:
     """The JVM's object of a frame."""
     return frame._jdf  # noqa: SLF001

@@ -221,8 +221,7 @@ def _name(node: dict[str, Any]) -> str:
 
 def _may_move(tree: Sequence[dict[str, Any]], place: int) -> bool:
     """Whether a constant text, which may be 'now' or a time of today, becomes a date: a literal once optimised."""
-    name, to = _name(tree[place]), json.dumps(tree[place].get("dataType"))
-    if name not in _PARSERS and not (name in ("Cast", "UpCast") and _POINTS_IN_TIME.search(to)):
+    if not _makes_points_in_time(tree[place]):
         return False
     below = tree[place + 1 : place + _size(tree, place)]
     texts = [str(node["value"]) for node in below if _name(node) == "Literal" and node["value"] is not None]
@@ -231,6 +230,12 @@ def _may_move(tree: Sequence[dict[str, Any]], place: int) -> bool:
         # the optimiser casts what one side of a condition or a field of a struct is
         return any(map(_TIME_IN_TEXT.search, moving))
     return bool(moving) or (bool(texts) and len(below) > 1)
+
+
+def _makes_points_in_time(node: dict[str, Any]) -> bool:
+    if _name(node) in ("Cast", "UpCast"):
+        return _POINTS_IN_TIME.search(json.dumps(node["dataType"])) is not None
+    return _name(node) in _PARSERS
 
 
 def _size(tree: Sequence[dict[str, Any]], place: int) -> int:

@@ -16,6 +16,7 @@ from penstock.spark.blocks import (
     frame_of_plan,
     function_of,
     java_frame,
+    mapped_rdd,
     scala_object,
 )
 from penstock.spark.kept_output import RowKeeper
@@ -101,13 +102,14 @@ def missing_class(spark: SparkSession) -> str | None:
 
     Without that class each batch is planned for itself, as any query is: slower, with the same results.
     """
-    return next((name for name in INTERNALS.values() if not _has_class(spark, name)), None)
-
-
-def _has_class(spark: SparkSession, name: str) -> bool:
     jvm: Any = spark._jvm  # noqa: SLF001 - there is no public way
+    loader = getattr(jvm, "java.lang.Thread").currentThread().getContextClassLoader()
+    return next((name for name in INTERNALS.values() if not _has_class(loader, name)), None)
+
+
+def _has_class(loader: JavaObject, name: str) -> bool:
     try:
-        getattr(jvm, "java.lang.Thread").currentThread().getContextClassLoader().loadClass(name)
+        loader.loadClass(name)
     except Exception:  # whatever the reason, it cannot be used
         return False
     return True
@@ -142,7 +144,8 @@ class SparkClasses:
         self._none = scala_object(jvm, "scala.None")
         self._accumulators = scala_object(jvm, "org.apache.spark.util.AccumulatorContext")
         # from Spark 4.3 on; before, a node told what all tasks had observed
-        self._tells_by_rdd = _has_class(spark, "org.apache.spark.sql.execution.LastAttemptAggregatingAccumulator")
+        loader = getattr(jvm, "java.lang.Thread").currentThread().getContextClassLoader()
+        self._tells_by_rdd = _has_class(loader, "org.apache.spark.sql.execution.LastAttemptAggregatingAccumulator")
         context = spark.sparkContext
         if context not in _copying:
             _copying[context] = _copying_function(spark)
@@ -212,13 +215,7 @@ class SparkClasses:
         """An RDD of what a function of a task makes of the rows of one or two others, partition by partition."""
         if len(rdds) > 1:
             return self.zipped(self.context, function, *rdds, False, *[self.row_tag] * 3)
-        tags = (self.row_tag, self.row_tag)
-        # before Spark 4.2 there was one argument fewer
-        return call_either(
-            self.mapped,
-            (rdds[0], function, False, False, False, False, *tags),
-            (rdds[0], function, False, False, False, *tags),
-        )
+        return mapped_rdd(self.mapped, rdds[0], function, row_tag=self.row_tag, item_tag=self.row_tag)
 
     def generated_code(self, stage: JavaObject) -> GeneratedCode | None:
         """The code of a stage; ``None`` if Spark cannot compile it, or would not run it, since a method is too long."""

@@ -17,7 +17,7 @@ from penstock.spark.plans import FrameObservation
 from penstock.spark.session import empty_frame
 from penstock.spark.sql import escape_glob, filter_text, quote_identifier, spark_type, variable_literal
 from penstock.state.layers import LayerFormat, LayerStats
-from penstock.state.schema import column_changes, layer_columns
+from penstock.state.schema import column_changes, layer_columns, unexpected_detail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -494,10 +494,5 @@ def window_bounds(ref: LayerRef) -> tuple[int, int]:
         first, last = detail.get("first_end"), detail.get("last_end")
         if isinstance(first, int) and isinstance(last, int):
             return first, last
-    from penstock.errors import CheckpointUnreadable
-
-    msg = (
-        f"Layer {ref.name} says {detail!r} of its windows. Expected were first_end and last_end in microseconds. "
-        "Rewind to an earlier checkpoint, or put the log back from a copy."
-    )
-    raise CheckpointUnreadable(msg)
+    msg = f"Layer {ref.name} says {detail!r} of its windows. Expected were first_end and last_end in microseconds."
+    raise unexpected_detail(msg)

@@ -22,6 +22,7 @@ from penstock.state.parquet import (
     stats_of,
     window_bounds,
 )
+from penstock.state.schema import unexpected_detail
 from penstock.state.stack import ExpectedLayer, LayerLoader
 
 if TYPE_CHECKING:
@@ -56,11 +57,8 @@ def read_event_time(handle: StateHandle, name: str) -> int:
     if found is None:
         return MIN_WATERMARK
     if not isinstance(found, int) or isinstance(found, bool):
-        msg = (
-            f"State of kind {handle.kind} has the detail {detail!r}. Expected was {name!r} in microseconds. "
-            "Rewind to an earlier checkpoint, or put the log back from a copy."
-        )
-        raise CheckpointUnreadable(msg)
+        msg = f"State of kind {handle.kind} has the detail {detail!r}. Expected was {name!r} in microseconds."
+        raise unexpected_detail(msg)
     return found
 
 

@@ -105,12 +105,14 @@ def layer_columns(ref: LayerRef) -> str | None:
     """
     found = ref.detail.get("schema") if isinstance(ref.detail, dict) else None
     if found is not None and not isinstance(found, str):
-        msg = (
-            f"Layer {ref.name} says {found!r} of its columns. Expected was Spark DDL. "
-            "Rewind to an earlier checkpoint, or put the log back from a copy."
-        )
-        raise CheckpointUnreadable(msg)
+        msg = f"Layer {ref.name} says {found!r} of its columns. Expected was Spark DDL."
+        raise unexpected_detail(msg)
     return found
+
+
+def unexpected_detail(problem: str) -> CheckpointUnreadable:
+    """The error that a manifest has another detail than a step writes."""
+    return CheckpointUnreadable(f"{problem} Rewind to an earlier checkpoint, or put the log back from a copy.")
 
 
 def migrated(recorded: StateHandle, declared: str) -> StateHandle:
