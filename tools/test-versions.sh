@@ -17,6 +17,7 @@ core=(
   tests/spark/test_matched_rows.py
   tests/spark/test_output_in_blocks.py
   tests/spark/test_row_owners.py
+  tests/spark/test_sender.py
   tests/spark/test_session_windows.py
   tests/spark/test_testing_run.py
   tests/spark/test_window_deferred.py

@@ -7,10 +7,9 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.spark import arrow as sending
-from penstock.spark.arrow import MAX_INLINE_BYTES, ArrowSender, factory_of
+from penstock.spark.arrow import MAX_INLINE_BYTES, ArrowSender, arrow_schema, factory_of
 from window_harness import next_job
 
 pytestmark = pytest.mark.spark
@@ -45,7 +44,7 @@ def schema(spark):
 
 
 def table_of(schema, rows) -> pa.Table:
-    return pa.Table.from_pylist(rows, schema=to_arrow_schema(schema, timezone="UTC"))
+    return pa.Table.from_pylist(rows, schema=arrow_schema(schema))
 
 
 def batches_of(schema, rows, parts: int = 1) -> list[pa.RecordBatch]:
