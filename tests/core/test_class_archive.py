@@ -275,7 +275,7 @@ def test_a_jvm_that_does_not_start_with_its_archive_starts_without(
     made(place(here))
     assert jvm.start_jvm(Any) == "gateway"
     assert ["SharedArchiveFile" in (options or "") for options in launch.options] == [True, False]
-    assert launch.options[1] is None, "nor with other options of ours, which might be the reason"
+    assert not launch.options[1], "nor with other options of ours, which might be the reason"
 
 
 def test_after_a_run_a_process_makes_the_archive_once_and_only_where_it_is_of_use(
