@@ -102,9 +102,13 @@ def missing_class(spark: SparkSession) -> str | None:
 
     Without that class each batch is planned for itself, as any query is: slower, with the same results.
     """
-    jvm: Any = spark._jvm  # noqa: SLF001 - there is no public way
-    loader = getattr(jvm, "java.lang.Thread").currentThread().getContextClassLoader()
+    loader = _class_loader(spark)
     return next((name for name in INTERNALS.values() if not _has_class(loader, name)), None)
+
+
+def _class_loader(spark: SparkSession) -> JavaObject:
+    jvm: Any = spark._jvm  # noqa: SLF001 - there is no public way
+    return getattr(jvm, "java.lang.Thread").currentThread().getContextClassLoader()
 
 
 def _has_class(loader: JavaObject, name: str) -> bool:
@@ -144,8 +148,8 @@ class SparkClasses:
         self._none = scala_object(jvm, "scala.None")
         self._accumulators = scala_object(jvm, "org.apache.spark.util.AccumulatorContext")
         # from Spark 4.3 on; before, a node told what all tasks had observed
-        loader = getattr(jvm, "java.lang.Thread").currentThread().getContextClassLoader()
-        self._tells_by_rdd = _has_class(loader, "org.apache.spark.sql.execution.LastAttemptAggregatingAccumulator")
+        aggregating = "org.apache.spark.sql.execution.LastAttemptAggregatingAccumulator"
+        self._tells_by_rdd = _has_class(_class_loader(spark), aggregating)
         context = spark.sparkContext
         if context not in _copying:
             _copying[context] = _copying_function(spark)
