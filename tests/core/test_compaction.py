@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from contextlib import nullcontext
 from math import inf
@@ -12,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from penstock.state.compaction import (
     DURABLE_LIMIT,
+    MAX_ROWS_BESIDE,
     PIECE_ROWS,
     SMALLEST_TIER,
     LayerSize,
@@ -55,6 +57,37 @@ def test_layers_of_two_groups_are_never_merged():
     plan = plan_memory_compaction([*stack(1, 1, prefix="a"), *stack(1, 1, 1, 1, group=1, prefix="b")])
     assert plan is not None
     assert plan.names == ("b0", "b1", "b2", "b3")
+
+
+def test_all_are_merged_once_there_are_as_many_rows_beside_the_largest_layer():
+    assert plan_memory_compaction(stack(8_000_000, 4_000_000, 3_999_999)) is None
+    plan = plan_memory_compaction(stack(8_000_000, 4_000_000, 4_000_000, 7))
+    assert plan is not None
+    assert plan.names == ("l0", "l1", "l2", "l3")
+    assert plan.reason == "8000007 rows beside the largest layer"
+    assert plan_memory_compaction([*stack(8_000_000), *stack(8_000_000, group=1, prefix="m")]) is None
+    few = MAX_ROWS_BESIDE // 3
+    assert plan_memory_compaction(stack(few, few, few)) is None, "few rows take little memory"
+
+
+@pytest.mark.parametrize("keys", [10**5, 2 * 10**6, 2 * 10**7])
+def test_memory_holds_about_twice_the_keys_that_change_however_long_they_do(keys):
+    """Each batch changes some keys, drawn by chance."""
+    layers = [LayerSize(name="base", level=0, rows=keys)]
+    came = rewritten = most = 0
+    for number in range(5_000):
+        layers.append(LayerSize(name=str(number), level=0, rows=20_000))
+        came += 20_000
+        while plan := plan_memory_compaction(layers, fan=16, limit=40):
+            rows = sum(layer.rows for layer in layers if layer.name in plan.names)
+            rewritten += rows
+            merged = keys if "base" in plan.names else round(keys * (1 - math.exp(-rows / keys)))
+            layers = [layer for layer in layers if layer.name not in plan.names]
+            name = "base" if "base" in plan.names else f"m{number}-{plan.level}"
+            layers.append(LayerSize(name=name, level=plan.level, rows=merged))
+        most = max(most, sum(layer.rows for layer in layers))
+    assert most <= 2 * keys + 2 * MAX_ROWS_BESIDE
+    assert rewritten <= 5 * came
 
 
 def test_at_the_limit_the_smallest_are_merged_though_no_tier_is_full():

@@ -13,7 +13,9 @@ from penstock.operators import aggregates as agg
 from penstock.operators.windows import operator
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
-from penstock.state import compaction, durable, parquet
+from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy
+from penstock.spark.packed_rows import RowPacker
+from penstock.state import compaction, durable, layers, parquet
 from penstock.state.compaction import Compaction
 from window_harness import Rig, counted, exchanges, persistent
 
@@ -23,9 +25,10 @@ SECOND = 1_000_000
 SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
 
 
-def step() -> WindowAggregate:
+def step(emission: EmitStrategy = ON_WINDOW_CLOSE) -> WindowAggregate:
     aggregates = (agg.sum("x").alias("x"), agg.count().alias("n"))
-    return WindowAggregate(keys=(("user", "user"),), time="at", window=tumbling("10 seconds"), aggregates=aggregates)
+    window = tumbling("10 seconds")
+    return WindowAggregate(keys=(("user", "user"),), time="at", window=window, aggregates=aggregates, emission=emission)
 
 
 def users(first: int, last: int) -> list[dict[str, object]]:
@@ -232,6 +235,65 @@ def test_a_large_merge_in_memory_is_several_jobs_with_a_slot_each_and_one_leaf_a
     expected = {f"u{n}": n * (2 if 10 <= n < 160 else 1) for n in (*range(170), *range(300, 310))}
     assert sums(rig.again(handle)) == expected
     assert persistent(spark) <= before
+
+
+EACH_CHANGE, EARLY = EmitStrategy(updates=True), EmitStrategy(early=True)
+
+
+@pytest.mark.parametrize(("emission", "is_packed"), [(ON_WINDOW_CLOSE, True), (EACH_CHANGE, False), (EARLY, False)])
+def test_many_rows_are_packed_once_merged_or_loaded_unless_each_batch_reads_them(
+    spark, tmp_path, monkeypatch, emission, is_packed
+):
+    monkeypatch.setattr(operator, "MERGED_AT_ONCE", 100)
+    monkeypatch.setattr(layers, "MIN_PACKED_ROWS", 10)
+    before, real, packed = persistent(spark), RowPacker.pack, []
+
+    def pack(self, kept):
+        packed.append(None)
+        return real(self, kept)
+
+    monkeypatch.setattr(RowPacker, "pack", pack)
+    rig = Rig(spark, step(emission), SCHEMA, tmp_path)
+    for first in range(0, 160, 10):
+        rig.process(users(first, first + 20))
+    rig.maintain()
+    assert len(packed) == 4 * is_packed, "as many as there are parts"
+    rig.process(users(0, 20))
+    rig.maintain()
+    handle = rig.checkpoint()
+    again = rig.again(handle)
+    again.maintain()
+    assert len(packed) == (4 + 2) * is_packed, "one more for each partition"
+    if is_packed:
+        expected = {f"u{n}": n * ((10 <= n < 160) + (n < 20) + 1) for n in range(170)}
+        assert sums(again) == expected
+    again.operator.close()
+    for each in (rig, again):
+        each.take()  # what was sent holds blocks
+    assert persistent(spark) <= before
+
+
+def test_rows_that_cannot_be_packed_are_freed(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(operator, "MERGED_AT_ONCE", 100)
+    monkeypatch.setattr(layers, "MIN_PACKED_ROWS", 10)
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    for first in range(0, 160, 10):
+        rig.process(users(first, first + 20))
+    before, real, packed = persistent(spark), RowPacker.pack, []
+
+    def pack(self, kept):
+        packed.append(None)
+        if len(packed) == 3:
+            raise OSError("no")  # noqa: EM101
+        return real(self, kept)
+
+    monkeypatch.setattr(RowPacker, "pack", pack)
+    with pytest.raises(OSError, match="no"):
+        rig.maintain()
+    assert persistent(spark) <= before
+    monkeypatch.setattr(RowPacker, "pack", lambda *_: None)
+    rig.maintain()
+    assert len(sums(rig)) == 170
 
 
 def test_a_part_that_fails_frees_those_before_it(spark, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from penstock.operators import aggregates as agg
 from penstock.operators.windows import operator
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
-from penstock.state import compaction, durable, parquet, restore
+from penstock.state import compaction, durable, layers, parquet, restore
 from penstock.state.compaction import Compaction
 from penstock.state.durable import PendingLayers
 from penstock.state.parquet import HashSlice, files_of
@@ -482,6 +482,7 @@ def test_any_order_of_work_gives_the_same_rows_as_sql_over_all_of_them(spark, tm
         monkeypatch.setattr(compaction, "PIECE_ROWS", 6)
         monkeypatch.setattr(durable, "PIECE_SHARE", 1e-9)
         monkeypatch.setattr(operator, "MERGED_AT_ONCE", 9)
+        monkeypatch.setattr(layers, "MIN_PACKED_ROWS", 1)
     before = persistent(spark)
     rig = Rig(spark, step(), SCHEMA, tmp_path)
     accepted: list[dict[str, object]] = []

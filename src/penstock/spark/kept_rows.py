@@ -57,6 +57,8 @@ INTERNALS: Final = {
     "row_serializer": "org.apache.spark.sql.execution.UnsafeRowSerializer",
     "arrays": "java.util.Arrays",
     "right": "scala.util.Right",
+    "column_packer": "org.apache.spark.sql.execution.columnar.DefaultCachedBatchSerializer",
+    "column_type": "org.apache.spark.sql.execution.columnar.ColumnType",
 }
 """Classes that kept plans need, by the attribute of ``SparkClasses`` that has them."""
 

@@ -22,6 +22,8 @@ MERGED_AT_ONCE: Final = 300_000
 """Rows above which layers in memory are merged by several jobs in turn: other tasks go between."""
 MAX_MERGE_READS: Final = 8
 """How often such a merge may read each row, on average: a layer that was made at once is read by each job."""
+MAX_ROWS_BESIDE: Final = 2_500_000
+"""Rows beside the largest layer in memory from which all are merged, if that layer has no more: see ``_outgrown``."""
 PIECE_ROWS: Final = 64_000
 """Rows that are not durable at which they are written as a piece: a few tenths of a second of merging and writing."""
 PIECE_SHARE: Final = 4
@@ -69,7 +71,8 @@ def tier(rows: int, *, fan: int) -> int:
 def plan_memory_compaction(layers: Sequence[LayerSize], *, fan: int = 4, limit: int = 8) -> Compaction | None:
     """Which layers in memory to merge next, or ``None`` if none.
 
-    A full tier, of ``fan`` layers, is merged together with all smaller layers; else as ``plan_crowded_compaction``.
+    All of a group, if they have twice the rows of its largest layer; a full tier, of ``fan`` layers, together with all
+    smaller layers; else as ``plan_crowded_compaction``.
 
     Args:
         layers: the stack; order does not matter.
@@ -77,7 +80,11 @@ def plan_memory_compaction(layers: Sequence[LayerSize], *, fan: int = 4, limit: 
         limit: how many layers there may be.
     """
     for group in sorted({layer.group for layer in layers}):
-        found = _full_tier([layer for layer in layers if layer.group == group], fan)
+        some = [layer for layer in layers if layer.group == group]
+        beside = _outgrown(some)
+        if beside:
+            return _merge(some, f"{beside} rows beside the largest layer")
+        found = _full_tier(some, fan)
         if found:
             return _merge(found, f"tier of {fan} full")
     return plan_crowded_compaction(layers, fan=fan, limit=limit)
@@ -167,6 +174,19 @@ def _live_bytes(layers: Sequence[LayerSize], live_rows: int) -> float:
     """Bytes of all layers once merged, at most."""
     rows = max(1, sum(layer.rows for layer in layers))
     return sum(layer.bytes for layer in layers) * min(1.0, live_rows / rows)
+
+
+def _outgrown(layers: Sequence[LayerSize]) -> int:
+    """Rows beside the largest layer, if they are many and no fewer than it has; else 0.
+
+    A tier of large layers fills late, and until then they may be the same keys again and again. Merged now, memory
+    holds at most twice the rows that there are, beside those of the merge. If all are others, layers double, and each
+    row is rewritten once or twice more.
+    """
+    rows = [layer.rows for layer in layers]
+    largest = max(rows, default=0)
+    beside = sum(rows) - largest
+    return beside if beside >= max(MAX_ROWS_BESIDE, largest) else 0
 
 
 def _full_tier(layers: Sequence[LayerSize], fan: int) -> Sequence[LayerSize]:

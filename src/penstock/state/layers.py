@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.handles import Json
     from penstock.spark.kept_rows import KeptRows
+    from penstock.spark.packed_rows import PackedRows
 
 
 # ---- one layer -------------------------------------------------------------------------------------------------------
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 STATS = ("rows", "first", "last")
 """Names of the figures that ``LayerFormat.stats`` computes."""
+MIN_PACKED_ROWS = 20_000
+"""Rows from which ``pack_rows`` packs: fewer are not worth a job."""
 KIND = "window/1"
 """The format of state, recorded in checkpoints."""
 
@@ -350,6 +353,33 @@ def cache_rows(
         lease.release()
         raise
     return CachedRows(frame=kept, rows=rows, first_end=first, last_end=last, lease=lease)
+
+
+def pack_rows(
+    layers_format: LayerFormat, kept: CachedRows, pack: Callable[[DataFrame], PackedRows | None] | None
+) -> CachedRows:
+    """The same rows in less memory, by one job, and ``kept`` is freed; ``kept`` itself if they are few or cannot be.
+
+    Args:
+        layers_format: of the rows.
+        kept: the rows.
+        pack: see ``penstock.spark.packed_rows.RowPacker.pack``; ``None`` to leave them as they are.
+
+    Raises:
+        LayerMissing: a block of ``kept`` is lost.
+    """
+    if pack is None or kept.rows < MIN_PACKED_ROWS:
+        return kept
+    try:
+        with explain_lost_blocks(layers_format.uid):
+            packed = pack(kept.frame)
+    except BaseException:
+        kept.lease.release()
+        raise
+    if packed is None:
+        return kept
+    kept.lease.release()
+    return replace(kept, frame=packed.frame, lease=RefCount(packed.free))
 
 
 def join_rows(parts: Sequence[CachedRows], frame: DataFrame) -> CachedRows:

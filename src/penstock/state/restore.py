@@ -11,7 +11,7 @@ from penstock.errors import CheckpointUnreadable, LayerMissing
 from penstock.spark.blocks import CachedUnion, frame_of_plan, logical_plan
 from penstock.spark.session import empty_frame
 from penstock.spark.sql import quote_identifier
-from penstock.state.layers import CachedRows, LayerFormat, run_rows
+from penstock.state.layers import CachedRows, LayerFormat, pack_rows, run_rows
 from penstock.state.parquet import (
     MAX_READS,
     HashSlice,
@@ -26,12 +26,13 @@ from penstock.state.schema import unexpected_detail
 from penstock.state.stack import ExpectedLayer, LayerLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.filesystem.base import FileSystem
     from penstock.handles import FileRef, LayerRef, StateHandle
+    from penstock.spark.packed_rows import PackedRows
     from penstock.state.parquet import Files
 
 # A layer in memory has a partition for each part of the hash of its keys, and durable layers have slices of the same
@@ -63,7 +64,13 @@ def read_event_time(handle: StateHandle, name: str) -> int:
 
 
 def restore_layer(
-    handle: StateHandle, writer: LayerWriter, session: SparkSession, *, name: str, emission_number: int = 0
+    handle: StateHandle,
+    writer: LayerWriter,
+    session: SparkSession,
+    *,
+    name: str,
+    emission_number: int = 0,
+    pack: Callable[[DataFrame], PackedRows | None] | None = None,
 ) -> LayerLoader | None:
     """A loader for the rows of a handle, as one merged layer; ``None`` if no row is alive. Runs no job.
 
@@ -73,6 +80,7 @@ def restore_layer(
         session: the user's session, which the layer will belong to.
         name: of the layer.
         emission_number: of the layer; 0 if all of it was sent.
+        pack: see ``pack_rows``.
 
     Raises:
         LayerMissing: a named file is not there.
@@ -92,7 +100,7 @@ def restore_layer(
         last_end=stats.last_end,
         refs=frozenset(ref.name for ref in alive),
     )
-    rows = _LiveRows(refs=alive, writer=replace(writer, session=session), horizon=horizon_of(handle))
+    rows = _LiveRows(refs=alive, writer=replace(writer, session=session), horizon=horizon_of(handle), pack=pack)
     layers_format = writer.layers_format
     by, partitions = layers_format.slice_columns, layers_format.partitions
     sliced = SlicedRows.of(alive, by)
@@ -127,6 +135,7 @@ class _LiveRows:
     refs: Sequence[LayerRef]
     writer: LayerWriter
     horizon: int
+    pack: Callable[[DataFrame], PackedRows | None] | None
 
     def part(self, part: HashSlice) -> CachedRows:
         """The rows of one part, merged by one task."""
@@ -153,7 +162,8 @@ class _LiveRows:
         )
 
     def _kept(self, merged: DataFrame) -> CachedRows:
-        kept = run_rows(self.writer.layers_format, merged)
+        layers_format = self.writer.layers_format
+        kept = pack_rows(layers_format, run_rows(layers_format, merged), self.pack)
         try:
             self.writer.failpoint("state.part.loaded")
         except Exception:

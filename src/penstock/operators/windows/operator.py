@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.elements import Batch, RefCount
 from penstock.interfaces.operator import LATE_PORT, Collector, DeferredBatch, OperatorContext
-from penstock.operators.windows.emit_strategy import EmitStrategy
+from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy
 from penstock.operators.windows.emitter import WindowEmitter
 from penstock.operators.windows.ingest import BatchIntake, DeferredLayers, LayerQueries, is_plain
 from penstock.operators.windows.results import ResultQueries
@@ -30,7 +30,15 @@ from penstock.state.compaction import (
     plan_piece_merge,
 )
 from penstock.state.durable import DurableLayers, PendingLayers
-from penstock.state.layers import LayerLabel, cache_layer, cache_rows, join_rows, layer_of_rows, release_layers
+from penstock.state.layers import (
+    LayerLabel,
+    cache_layer,
+    cache_rows,
+    join_rows,
+    layer_of_rows,
+    pack_rows,
+    release_layers,
+)
 from penstock.state.parquet import HashSlice, LayerWriter, SlicedRows
 from penstock.state.restore import live_layers, read_event_time, restore_layer
 from penstock.state.schema import migrated, resolve_schema
@@ -71,6 +79,8 @@ class WindowOperator:
         self._context = context
         self._preparer = PlanPreparer(context.spark)
         self._queries = LayerQueries(frames, self._preparer, context.inputs[0])
+        # where more than final results are sent, each batch may read all rows
+        self._pack = self._preparer.pack if emission == ON_WINDOW_CLOSE else None
         writer = _writer(frames, context)
         fired = closed = int(MIN_WATERMARK)
         if restored is None:
@@ -80,7 +90,9 @@ class WindowOperator:
             restored = _migrate(restored, frames, context.uid)
             horizon, fired, closed = (read_event_time(restored, name) for name in ("horizon", "fired", "closed"))
             number = _emission_number(restored, emission)
-            loader = restore_layer(restored, writer, context.spark, name="m00000000", emission_number=number)
+            loader = restore_layer(
+                restored, writer, context.spark, name="m00000000", emission_number=number, pack=self._pack
+            )
             self._stack = Stack(horizon=horizon, restored=loader)
             self._durable = DurableLayers(self._stack, writer, live_layers(restored), horizon=horizon)
         self._emitter = self._make_emitter(emission, fired=fired, closed=closed)
@@ -352,7 +364,8 @@ class WindowOperator:
                     if part is None:
                         return self._merged(layers, compaction)
                     found, metrics = part
-                    parts.append(cache_rows(layers_format, partial(self._queries.keep, found), metrics.read))
+                    kept = cache_rows(layers_format, partial(self._queries.keep, found), metrics.read)
+                    parts.append(pack_rows(layers_format, kept, self._pack))
             joined = self._queries.joined([part.frame for part in parts])
             return layer_of_rows(join_rows(parts, joined), self._label_of(layers, compaction))
         except BaseException:
