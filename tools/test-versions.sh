@@ -16,6 +16,7 @@ core=(
   tests/spark/test_lost_block_job.py
   tests/spark/test_matched_rows.py
   tests/spark/test_output_in_blocks.py
+  tests/spark/test_packed_rows.py
   tests/spark/test_row_owners.py
   tests/spark/test_sender.py
   tests/spark/test_session_windows.py
