@@ -59,15 +59,19 @@ def test_layers_of_two_groups_are_never_merged():
     assert plan.names == ("b0", "b1", "b2", "b3")
 
 
-def test_all_are_merged_once_there_are_as_many_rows_beside_the_largest_layer():
-    assert plan_memory_compaction(stack(8_000_000, 4_000_000, 3_999_999)) is None
-    plan = plan_memory_compaction(stack(8_000_000, 4_000_000, 4_000_000, 7))
+def test_all_are_merged_once_there_are_as_many_rows_beside_the_largest_layer_and_as_keys_change():
+    layers = stack(8_000_000, 4_000_000, 4_000_000, 7)
+    plan = plan_memory_compaction(layers, changing=10_000)
     assert plan is not None
     assert plan.names == ("l0", "l1", "l2", "l3")
     assert plan.reason == "8000007 rows beside the largest layer"
-    assert plan_memory_compaction([*stack(8_000_000), *stack(8_000_000, group=1, prefix="m")]) is None
+    assert plan_memory_compaction(layers, changing=8_000_008) is None, "most of them may be new"
+    assert plan_memory_compaction(layers) is None, "all of them are"
+    assert plan_memory_compaction(stack(8_000_000, 4_000_000, 3_999_999), changing=10_000) is None
+    two = [*stack(8_000_000), *stack(8_000_000, group=1, prefix="m")]
+    assert plan_memory_compaction(two, changing=10_000) is None, "they may not be merged"
     few = MAX_ROWS_BESIDE // 3
-    assert plan_memory_compaction(stack(few, few, few)) is None, "few rows take little memory"
+    assert plan_memory_compaction(stack(few, few, few), changing=10_000) is None, "few rows take little memory"
 
 
 @pytest.mark.parametrize("keys", [10**5, 2 * 10**6, 2 * 10**7])
@@ -78,7 +82,7 @@ def test_memory_holds_about_twice_the_keys_that_change_however_long_they_do(keys
     for number in range(5_000):
         layers.append(LayerSize(name=str(number), level=0, rows=20_000))
         came += 20_000
-        while plan := plan_memory_compaction(layers, fan=16, limit=40):
+        while plan := plan_memory_compaction(layers, changing=keys, fan=16, limit=40):
             rows = sum(layer.rows for layer in layers if layer.name in plan.names)
             rewritten += rows
             merged = keys if "base" in plan.names else round(keys * (1 - math.exp(-rows / keys)))

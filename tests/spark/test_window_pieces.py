@@ -237,6 +237,18 @@ def test_a_large_merge_in_memory_is_several_jobs_with_a_slot_each_and_one_leaf_a
     assert persistent(spark) <= before
 
 
+def test_layers_of_the_same_keys_are_merged_before_their_tier_is_full_once_they_are_large(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(compaction, "MAX_ROWS_BESIDE", 100)
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    heights = []
+    for _ in range(16 + 2):
+        rig.process(users(0, 60))
+        rig.maintain()
+        heights.append(rig.operator._stack.height)
+    assert heights == [*range(1, 16), 1, 2, 1], "the first merge shows that the same keys change"
+    assert sums(rig) == {f"u{number}": 18 * number for number in range(60)}
+
+
 EACH_CHANGE, EARLY = EmitStrategy(updates=True), EmitStrategy(early=True)
 
 

@@ -23,7 +23,7 @@ MERGED_AT_ONCE: Final = 300_000
 MAX_MERGE_READS: Final = 8
 """How often such a merge may read each row, on average: a layer that was made at once is read by each job."""
 MAX_ROWS_BESIDE: Final = 2_500_000
-"""Rows beside the largest layer in memory from which all are merged, if that layer has no more: see ``_outgrown``."""
+"""Rows beside the largest layer in memory up to which it does not matter how many are superseded."""
 PIECE_ROWS: Final = 64_000
 """Rows that are not durable at which they are written as a piece: a few tenths of a second of merging and writing."""
 PIECE_SHARE: Final = 4
@@ -68,20 +68,23 @@ def tier(rows: int, *, fan: int) -> int:
     return found
 
 
-def plan_memory_compaction(layers: Sequence[LayerSize], *, fan: int = 4, limit: int = 8) -> Compaction | None:
+def plan_memory_compaction(
+    layers: Sequence[LayerSize], *, changing: float = inf, fan: int = 4, limit: int = 8
+) -> Compaction | None:
     """Which layers in memory to merge next, or ``None`` if none.
 
-    All of a group, if they have twice the rows of its largest layer; a full tier, of ``fan`` layers, together with all
-    smaller layers; else as ``plan_crowded_compaction``.
+    All of a group, if many of their rows are superseded; a full tier, of ``fan`` layers, together with all smaller
+    layers; else as ``plan_crowded_compaction``.
 
     Args:
         layers: the stack; order does not matter.
+        changing: about how many keys change: see ``changing_keys``.
         fan: how many layers fill a tier.
         limit: how many layers there may be.
     """
     for group in sorted({layer.group for layer in layers}):
         some = [layer for layer in layers if layer.group == group]
-        beside = _outgrown(some)
+        beside = _superseding(some, changing)
         if beside:
             return _merge(some, f"{beside} rows beside the largest layer")
         found = _full_tier(some, fan)
@@ -176,17 +179,16 @@ def _live_bytes(layers: Sequence[LayerSize], live_rows: int) -> float:
     return sum(layer.bytes for layer in layers) * min(1.0, live_rows / rows)
 
 
-def _outgrown(layers: Sequence[LayerSize]) -> int:
-    """Rows beside the largest layer, if they are many and no fewer than it has; else 0.
+def _superseding(layers: Sequence[LayerSize], changing: float) -> int:
+    """Rows beside the largest layer, if they are no fewer than it has and than keys change; else 0.
 
-    A tier of large layers fills late, and until then they may be the same keys again and again. Merged now, memory
-    holds at most twice the rows that there are, beside those of the merge. If all are others, layers double, and each
-    row is rewritten once or twice more.
+    A tier of large layers fills late, and until then they may be the same keys again and again. Merged now, there are
+    about twice as many rows in memory as keys. Where keys only come, nothing is superseded, and tiers are cheaper.
     """
     rows = [layer.rows for layer in layers]
     largest = max(rows, default=0)
     beside = sum(rows) - largest
-    return beside if beside >= max(MAX_ROWS_BESIDE, largest) else 0
+    return beside if beside >= max(MAX_ROWS_BESIDE, largest, changing) else 0
 
 
 def _full_tier(layers: Sequence[LayerSize], fan: int) -> Sequence[LayerSize]:

@@ -122,6 +122,11 @@ class DurableLayers:
         """Rows that pieces may still have until the next snapshot."""
         return self._changing_keys / PIECE_SHARE - self._group_rows
 
+    @property
+    def changing(self) -> float:
+        """About how many keys change: see ``changing_keys``."""
+        return self._changing_keys
+
     def note_merge(self, rows: int, merged: int) -> None:
         """Learn from ``rows`` of layers in memory, which are ``merged`` rows now, how many keys change.
 

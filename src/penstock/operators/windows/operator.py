@@ -237,7 +237,9 @@ class WindowOperator:
 
     def _due(self) -> Compaction | None:
         layers = self._free(self._stack.sized())
-        return plan_memory_compaction(layers, fan=MERGE_FAN_IN, limit=SLOWDOWN_LIMIT) or self._enough()
+        changing = self._durable.changing
+        found = plan_memory_compaction(layers, changing=changing, fan=MERGE_FAN_IN, limit=SLOWDOWN_LIMIT)
+        return found or self._enough()
 
     def _enough(self) -> Compaction | None:
         """Layers that may be enough for a piece together."""
