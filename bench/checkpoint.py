@@ -37,7 +37,7 @@ sys.path[:0] = [str(HERE)]
 
 import result  # noqa: E402 - found through the path above
 from checkpoint_job import listed, sizes  # noqa: E402
-from start import warm  # noqa: E402
+from start import archive, warm  # noqa: E402
 
 BYTES_A_KEY = 80
 """About what a key takes in a layer: 64 characters of a hash, and four random numbers."""
@@ -90,12 +90,12 @@ class Story:
 class Child:
     """A process that runs the job."""
 
-    def __init__(self, home: Path, phase: str, options: list[str], doing: str, *, archive: str = "use") -> None:
+    def __init__(self, home: Path, phase: str, options: list[str], doing: str, *, use: str = "use") -> None:
         print(f"{doing} …", file=sys.stderr, flush=True)
         self.story, self.began = Story(), time.monotonic()
         self._errors = home / f"errors-{phase}"
         command = [sys.executable, str(HERE / "checkpoint_job.py"), phase, "--home", str(home), *options]
-        variables = os.environ | {"XDG_CACHE_HOME": str(home / "cache"), "PENSTOCK_CLASS_ARCHIVE": archive}
+        variables = os.environ | archive(home, use)
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables)
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -255,7 +255,7 @@ def _measure(home: Path, arguments: argparse.Namespace) -> tuple[dict[str, resul
     job.wait("checkpoint", 2)
     taken = interval(job.wait, job.story, files, arguments.checkpoints)
     job.end(signal.SIGKILL)
-    bare = Child(home, "change", options, "killed; starting again without the archive", archive="off")
+    bare = Child(home, "change", options, "killed; starting again without the archive", use="off")
     without = bare.wait("batch", 1)["seen"] - bare.began
     bare.end(signal.SIGKILL)
     again = Child(home, "change", options, "killed; starting again")

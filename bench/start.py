@@ -96,18 +96,22 @@ def engines(home: Path, master: str) -> dict[str, Engine]:
         ("spark.sql.session.timeZone", "UTC"),
     ):
         submit += ["--conf", f"{name}={value}"]
-    cache = {"XDG_CACHE_HOME": str(home / "cache")}
     return {
-        OURS: Engine(run, cache | {"PENSTOCK_CLASS_ARCHIVE": "use"}, home / "ours"),
-        BARE: Engine(run, cache | {"PENSTOCK_CLASS_ARCHIVE": "off"}, home / "bare"),
+        OURS: Engine(run, archive(home, "use"), home / "ours"),
+        BARE: Engine(run, archive(home, "off"), home / "bare"),
         THEIRS: Engine([*submit, str(HERE / "start_query.py")], {}, home / "theirs"),
     }
+
+
+def archive(home: Path, use: str) -> dict[str, str]:
+    """Variables of a process that has the archive in the folder of the bench: ``use`` it, or ``off``."""
+    return {"XDG_CACHE_HOME": str(home / "cache"), "PENSTOCK_CLASS_ARCHIVE": use}
 
 
 def warm(home: Path) -> None:
     """Make the archive, in the folder of the bench."""
     command = [sys.executable, "-m", "penstock", "doctor", "--warm", "--no-spark", "--state", str(home / "none")]
-    Engine(command, {"XDG_CACHE_HOME": str(home / "cache"), "PENSTOCK_CLASS_ARCHIVE": "use"}, home).run()
+    Engine(command, archive(home, "use"), home).run()
     if not list((home / "cache").rglob("*.jsa")):
         msg = "no archive was made: see what penstock doctor --warm says here"
         raise RuntimeError(msg)

@@ -7,6 +7,7 @@ from pyspark.sql import functions as F
 
 from penstock.errors import LayerMissing
 from penstock.spark.blocks import explain_lost_blocks, free_blocks, local_checkpoint
+from penstock.spark.kept_rows import SparkClasses
 from penstock.spark.packed_rows import RowPacker
 from window_harness import exchanges, persistent
 
@@ -41,7 +42,7 @@ def every_kind(spark, rows: int):
 
 @pytest.fixture
 def packer(spark):
-    return RowPacker(spark)
+    return RowPacker(SparkClasses(spark))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2_499, 6_001])

@@ -285,21 +285,27 @@ def test_many_rows_are_packed_once_merged_or_loaded_unless_each_batch_reads_them
     assert persistent(spark) <= before
 
 
+def third_fails(real):
+    """A function of which the third call fails."""
+    calls = []
+
+    def call(*given):
+        calls.append(None)
+        if len(calls) == 3:
+            raise OSError("no")  # noqa: EM101
+        return real(*given)
+
+    return call
+
+
 def test_rows_that_cannot_be_packed_are_freed(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(operator, "MERGED_AT_ONCE", 100)
     monkeypatch.setattr(layers, "MIN_PACKED_ROWS", 10)
     rig = Rig(spark, step(), SCHEMA, tmp_path)
     for first in range(0, 160, 10):
         rig.process(users(first, first + 20))
-    before, real, packed = persistent(spark), RowPacker.pack, []
-
-    def pack(self, kept):
-        packed.append(None)
-        if len(packed) == 3:
-            raise OSError("no")  # noqa: EM101
-        return real(self, kept)
-
-    monkeypatch.setattr(RowPacker, "pack", pack)
+    before = persistent(spark)
+    monkeypatch.setattr(RowPacker, "pack", third_fails(RowPacker.pack))
     with pytest.raises(OSError, match="no"):
         rig.maintain()
     assert persistent(spark) <= before
@@ -313,15 +319,8 @@ def test_a_part_that_fails_frees_those_before_it(spark, tmp_path, monkeypatch):
     rig = Rig(spark, step(), SCHEMA, tmp_path)
     for first in range(0, 160, 10):
         rig.process(users(first, first + 20))
-    before, real, parts = persistent(spark), operator.cache_rows, []
-
-    def cache(*given):
-        parts.append(None)
-        if len(parts) == 3:
-            raise OSError("no")  # noqa: EM101
-        return real(*given)
-
-    monkeypatch.setattr(operator, "cache_rows", cache)
+    before, real = persistent(spark), operator.cache_rows
+    monkeypatch.setattr(operator, "cache_rows", third_fails(real))
     with pytest.raises(OSError, match="no"):
         rig.maintain()
     assert persistent(spark) <= before

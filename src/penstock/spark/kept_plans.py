@@ -32,6 +32,7 @@ from penstock.spark.bound_plans import (
 from penstock.spark.keepable import array_literals, is_keepable, is_keepable_physical, is_row_wise, json_of
 from penstock.spark.kept_functions import METRICS, PLACEHOLDERS, BatchNumbers, KeptFunctions, functions_of
 from penstock.spark.kept_rows import PlannedRows, SparkClasses, missing_class
+from penstock.spark.packed_rows import RowPacker
 from penstock.spark.plans import PlanEditor, plan_kind, plan_nodes
 from penstock.spark.row_owners import OwnRows, Placement, RowOwners, exchange_of
 
@@ -252,6 +253,9 @@ class KeptPlans:
 
     Args:
         builder: of the session.
+
+    Attributes:
+        packer: packs rows; ``None`` if this Spark lacks the classes.
     """
 
     def __init__(self, builder: PlanBuilder) -> None:
@@ -262,6 +266,7 @@ class KeptPlans:
             log.warning("This Spark has no class %s. Each batch is planned for itself, which is slower.", missing)
         self._classes = None if missing is not None else SparkClasses(builder.spark)
         self._owners = None if self._classes is None else RowOwners(self._classes, builder)
+        self.packer = None if self._classes is None else RowPacker(self._classes)
         self._lock = threading.Lock()
         self._shapes: OrderedDict[_Shape, _KnownShape] = OrderedDict()
         self._settings: JavaObject = None

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.spark.blocks import JavaObject, RowLeaves, frame_of_plan, free_rows, logical_plan, scala_object
+from penstock.spark.blocks import JavaObject, frame_of_plan, free_rows, logical_plan, scala_object
+from penstock.spark.kept_rows import INTERNALS, SparkClasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 # A cached row is two objects, with headers, words for NULLs and padding. Spark's own cache of tables keeps columns of
 # some thousand rows as arrays of bytes: about half the memory, and nothing that the collector would have to mark.
 # Reading them takes hardly longer, writing them most of a microsecond a row.
 
-_COLUMNAR: Final = "org.apache.spark.sql.execution.columnar"
 _SETTINGS: Final = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a third less memory, twice the time
     # An array of half a region of the collector's is a region of its own: 512 kB where the heap is 1 GB.
@@ -39,16 +39,9 @@ class RowPacker:
     Source: ``DefaultCachedBatchSerializer`` of Spark, which ``DataFrame.cache`` uses.
     """
 
-    def __init__(self, spark: SparkSession) -> None:
-        jvm: Any = spark._jvm  # noqa: SLF001 - there is no public way to rows of a local checkpoint
-        self._spark = spark
-        self._leaves = RowLeaves(spark)
-        self._serializer = getattr(jvm, f"{_COLUMNAR}.DefaultCachedBatchSerializer")()
-        self._kind_of = scala_object(jvm, f"{_COLUMNAR}.ColumnType").apply
-        self._level = getattr(jvm, "org.apache.spark.storage.StorageLevel").MEMORY_AND_DISK()
-        self._settings = spark._jsparkSession.sessionState().conf().clone()  # noqa: SLF001
-        for name, value in _SETTINGS.items():
-            self._settings.setConfString(name, value)
+    def __init__(self, classes: SparkClasses) -> None:
+        self._classes = classes
+        self._jvm: Any = classes.spark._jvm  # noqa: SLF001 - there is no public way to rows of a local checkpoint
 
     def pack(self, kept: DataFrame) -> PackedRows | None:
         """The rows of a local checkpoint in blocks of columns, by one job over them; ``None`` if a type does not allow.
@@ -67,8 +60,30 @@ class RowPacker:
             free_rows(blocks)
             raise
         rows = self._serializer.convertCachedBatchToInternalRow(blocks, columns, columns, self._settings)
-        frame = frame_of_plan(self._leaves.make(columns, rows, leaf.outputPartitioning()), self._spark)
+        made = self._classes.leaves.make(columns, rows, leaf.outputPartitioning())
+        frame = frame_of_plan(made, self._classes.spark)
         return PackedRows(frame, partial(free_rows, blocks))
+
+    # What few steps need is made by the first of them, and not when a job starts.
+
+    @cached_property
+    def _serializer(self) -> JavaObject:
+        return self._classes.column_packer()
+
+    @cached_property
+    def _level(self) -> JavaObject:
+        return getattr(self._jvm, "org.apache.spark.storage.StorageLevel").MEMORY_AND_DISK()
+
+    @cached_property
+    def _settings(self) -> JavaObject:
+        settings = self._classes.spark._jsparkSession.sessionState().conf().clone()  # noqa: SLF001
+        for name, value in _SETTINGS.items():
+            settings.setConfString(name, value)
+        return settings
+
+    @cached_property
+    def _kind_of(self) -> Callable[[JavaObject], JavaObject]:
+        return scala_object(self._jvm, INTERNALS["column_type"]).apply  # type: ignore[no-any-return]
 
     def _can_pack(self, columns: JavaObject) -> bool:
         try:

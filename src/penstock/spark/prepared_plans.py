@@ -26,7 +26,6 @@ from penstock.spark.bound_plans import (
     output_type,
 )
 from penstock.spark.kept_plans import KeptPlans
-from penstock.spark.packed_rows import PackedRows, RowPacker
 from penstock.spark.plan_check import PlanCheck
 from penstock.spark.plans import ObservationSpec, analyzed_plan, observe_columns
 
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from penstock.elements import ObservedMetrics
     from penstock.spark.kept_rows import KeptRows
+    from penstock.spark.packed_rows import RowPacker
     from penstock.spark.row_owners import Placement
 
 
@@ -51,12 +51,10 @@ class PlanPreparer:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
         self._builder = PlanBuilder(spark)
         self.editor = self._builder.editor
         self._kept = KeptPlans(self._builder)
         self._cached_union = CachedUnion(spark)
-        self._packer: RowPacker | None = None
 
     def prepare(
         self,
@@ -167,13 +165,10 @@ class PlanPreparer:
         """Whether this Spark has the classes that ``checkpoint_later`` needs."""
         return self._kept.is_supported
 
-    def pack(self, kept: DataFrame) -> PackedRows | None:
-        """See ``RowPacker.pack``; ``None``, too, if this Spark lacks classes that kept plans need."""
-        if not self._kept.is_supported:
-            return None
-        if self._packer is None:
-            self._packer = RowPacker(self._spark)
-        return self._packer.pack(kept)
+    @property
+    def packer(self) -> RowPacker | None:
+        """Packs rows; ``None`` if this Spark lacks classes that it needs."""
+        return self._kept.packer
 
     # ---- layers as input
 

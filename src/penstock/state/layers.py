@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.handles import Json
     from penstock.spark.kept_rows import KeptRows
-    from penstock.spark.packed_rows import PackedRows
+    from penstock.spark.packed_rows import RowPacker
 
 
 # ---- one layer -------------------------------------------------------------------------------------------------------
@@ -355,24 +355,22 @@ def cache_rows(
     return CachedRows(frame=kept, rows=rows, first_end=first, last_end=last, lease=lease)
 
 
-def pack_rows(
-    layers_format: LayerFormat, kept: CachedRows, pack: Callable[[DataFrame], PackedRows | None] | None
-) -> CachedRows:
+def pack_rows(layers_format: LayerFormat, kept: CachedRows, packer: RowPacker | None) -> CachedRows:
     """The same rows in less memory, by one job, and ``kept`` is freed; ``kept`` itself if they are few or cannot be.
 
     Args:
         layers_format: of the rows.
         kept: the rows.
-        pack: see ``penstock.spark.packed_rows.RowPacker.pack``; ``None`` to leave them as they are.
+        packer: packs them; ``None`` to leave them as they are.
 
     Raises:
         LayerMissing: a block of ``kept`` is lost.
     """
-    if pack is None or kept.rows < MIN_PACKED_ROWS:
+    if packer is None or kept.rows < MIN_PACKED_ROWS:
         return kept
     try:
         with explain_lost_blocks(layers_format.uid):
-            packed = pack(kept.frame)
+            packed = packer.pack(kept.frame)
     except BaseException:
         kept.lease.release()
         raise

@@ -26,13 +26,13 @@ from penstock.state.schema import unexpected_detail
 from penstock.state.stack import ExpectedLayer, LayerLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.filesystem.base import FileSystem
     from penstock.handles import FileRef, LayerRef, StateHandle
-    from penstock.spark.packed_rows import PackedRows
+    from penstock.spark.packed_rows import RowPacker
     from penstock.state.parquet import Files
 
 # A layer in memory has a partition for each part of the hash of its keys, and durable layers have slices of the same
@@ -70,7 +70,7 @@ def restore_layer(
     *,
     name: str,
     emission_number: int = 0,
-    pack: Callable[[DataFrame], PackedRows | None] | None = None,
+    packer: RowPacker | None = None,
 ) -> LayerLoader | None:
     """A loader for the rows of a handle, as one merged layer; ``None`` if no row is alive. Runs no job.
 
@@ -80,7 +80,7 @@ def restore_layer(
         session: the user's session, which the layer will belong to.
         name: of the layer.
         emission_number: of the layer; 0 if all of it was sent.
-        pack: see ``pack_rows``.
+        packer: see ``pack_rows``.
 
     Raises:
         LayerMissing: a named file is not there.
@@ -100,7 +100,7 @@ def restore_layer(
         last_end=stats.last_end,
         refs=frozenset(ref.name for ref in alive),
     )
-    rows = _LiveRows(refs=alive, writer=replace(writer, session=session), horizon=horizon_of(handle), pack=pack)
+    rows = _LiveRows(refs=alive, writer=replace(writer, session=session), horizon=horizon_of(handle), packer=packer)
     layers_format = writer.layers_format
     by, partitions = layers_format.slice_columns, layers_format.partitions
     sliced = SlicedRows.of(alive, by)
@@ -135,7 +135,7 @@ class _LiveRows:
     refs: Sequence[LayerRef]
     writer: LayerWriter
     horizon: int
-    pack: Callable[[DataFrame], PackedRows | None] | None
+    packer: RowPacker | None
 
     def part(self, part: HashSlice) -> CachedRows:
         """The rows of one part, merged by one task."""
@@ -163,7 +163,7 @@ class _LiveRows:
 
     def _kept(self, merged: DataFrame) -> CachedRows:
         layers_format = self.writer.layers_format
-        kept = pack_rows(layers_format, run_rows(layers_format, merged), self.pack)
+        kept = pack_rows(layers_format, run_rows(layers_format, merged), self.packer)
         try:
             self.writer.failpoint("state.part.loaded")
         except Exception:

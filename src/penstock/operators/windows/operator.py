@@ -80,7 +80,7 @@ class WindowOperator:
         self._preparer = PlanPreparer(context.spark)
         self._queries = LayerQueries(frames, self._preparer, context.inputs[0])
         # where more than final results are sent, each batch may read all rows
-        self._pack = self._preparer.pack if emission == ON_WINDOW_CLOSE else None
+        self._packer = self._preparer.packer if emission == ON_WINDOW_CLOSE else None
         writer = _writer(frames, context)
         fired = closed = int(MIN_WATERMARK)
         if restored is None:
@@ -91,7 +91,7 @@ class WindowOperator:
             horizon, fired, closed = (read_event_time(restored, name) for name in ("horizon", "fired", "closed"))
             number = _emission_number(restored, emission)
             loader = restore_layer(
-                restored, writer, context.spark, name="m00000000", emission_number=number, pack=self._pack
+                restored, writer, context.spark, name="m00000000", emission_number=number, packer=self._packer
             )
             self._stack = Stack(horizon=horizon, restored=loader)
             self._durable = DurableLayers(self._stack, writer, live_layers(restored), horizon=horizon)
@@ -367,7 +367,7 @@ class WindowOperator:
                         return self._merged(layers, compaction)
                     found, metrics = part
                     kept = cache_rows(layers_format, partial(self._queries.keep, found), metrics.read)
-                    parts.append(pack_rows(layers_format, kept, self._pack))
+                    parts.append(pack_rows(layers_format, kept, self._packer))
             joined = self._queries.joined([part.frame for part in parts])
             return layer_of_rows(join_rows(parts, joined), self._label_of(layers, compaction))
         except BaseException:
