@@ -43,6 +43,7 @@ BYTES_A_KEY = 80
 """About what a key takes in a layer: 64 characters of a hash, and four random numbers."""
 
 PATIENCE = 900
+"""Seconds without a fact of a kind that is waited for, after which it is given up."""
 CALM = 2
 """Seconds after which nothing more comes into a layer's folder that has not changed."""
 AS_BEFORE, SETTLED, LONGEST = 6, 0.0005, 200
@@ -79,12 +80,15 @@ class Story:
     def wait(self, kind: str, count: int) -> Told:
         """The ``count``-th fact of a kind."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self.of(kind)) >= count or self.is_over, PATIENCE)
-        found = self.of(kind)
+            while len(found := self.of(kind)) < count and not self.is_over and self._hears_more(kind, len(found)):
+                pass
         if len(found) < count:
             msg = f"the job told {len(found)} of {count} {kind}, and {'ended' if self.is_over else 'then no more'}"
             raise AssertionError(msg)
         return found[count - 1]
+
+    def _hears_more(self, kind: str, than: int) -> bool:
+        return self._changed.wait_for(lambda: len(self.of(kind)) > than or self.is_over, PATIENCE)
 
 
 class Child:

@@ -28,9 +28,14 @@ class EmitStrategy:
     early: bool = False
     every: int | None = None
 
+    @property
+    def before_end(self) -> bool:
+        """Whether anything of a window is sent before its end."""
+        return self.updates or self.early
+
     def describe(self) -> str:
         """In a few words, for people; nothing for plain final results."""
-        if not self.updates and not self.early:
+        if not self.before_end:
             return ""
         pace = "with each batch" if self.every is None else f"every {format_duration(self.every)}"
         return f", {'changes' if self.updates else 'early results'} {pace}"

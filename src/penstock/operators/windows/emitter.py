@@ -68,8 +68,7 @@ class WindowEmitter:
     @property
     def emission_number(self) -> int:
         """Emission number of a layer made now; 0 if the step does not send changes."""
-        emission = self._emission
-        return self._stack.emission_number if emission.updates or emission.early or self._window.lateness else 0
+        return self._stack.emission_number if self._emission.before_end or self._window.lateness else 0
 
     @property
     def may_defer(self) -> bool:
@@ -105,7 +104,7 @@ class WindowEmitter:
 
     def batch_added(self, emit: Collector) -> None:
         """Send what a batch changed, if that is due."""
-        if self._emission.updates or self._emission.early:
+        if self._emission.before_end:
             if self._timer.is_due(self._context.wall()):
                 self.flush(emit)
         elif self._window.lateness:
@@ -163,8 +162,7 @@ class WindowEmitter:
     def _unsent(self) -> DueWindows | None:
         """The open windows, if changes of any wait to be sent."""
         due = self._open_windows()
-        paced = self._emission.updates or self._emission.early
-        return due if paced and due and self._stack.has_unsent(*due.panes) else None
+        return due if self._emission.before_end and due and self._stack.has_unsent(*due.panes) else None
 
     def _open_windows(self) -> DueWindows | None:
         return self._window.due(self._closed, MAX_WATERMARK)

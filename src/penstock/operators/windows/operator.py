@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.elements import Batch, RefCount
 from penstock.interfaces.operator import LATE_PORT, Collector, DeferredBatch, OperatorContext
-from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy
+from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.operators.windows.emitter import WindowEmitter
 from penstock.operators.windows.ingest import BatchIntake, DeferredLayers, LayerQueries, is_plain
 from penstock.operators.windows.results import ResultQueries
@@ -80,7 +80,7 @@ class WindowOperator:
         self._preparer = PlanPreparer(context.spark)
         self._queries = LayerQueries(frames, self._preparer, context.inputs[0])
         # where more than final results are sent, each batch may read all rows
-        self._packer = self._preparer.packer if emission == ON_WINDOW_CLOSE else None
+        self._packer = None if emission.before_end else self._preparer.packer
         writer = _writer(frames, context)
         fired = closed = int(MIN_WATERMARK)
         if restored is None:
