@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import traceback
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -336,6 +338,23 @@ def assert_never(value: NoReturn) -> NoReturn:
 #
 # A message is one or more sentences. Each begins with a capital, a quoted name or code, and ends with a full stop or
 # a question mark. Another message takes it in after "prefix: ", unchanged.
+
+_WRITE_REFUSED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE})
+_WRITE_REFUSED_TEXT: Final = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
+
+
+def is_refused_write(error: BaseException) -> bool:
+    """Whether storage refused a write, as penstock, Python or Spark says it: full, read-only, input/output error.
+
+    >>> is_refused_write(OSError(28, "No space left on device")), is_refused_write(FileNotFoundError("part-0"))
+    (True, False)
+    """
+    if isinstance(error, StorageFailed | StateDirectoryRefused):
+        return True
+    if isinstance(error, OSError) and error.errno in _WRITE_REFUSED:
+        return True
+    return _WRITE_REFUSED_TEXT.search(str(error)) is not None
+
 
 _COLUMNS_SHOWN: Final = 20
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -15,6 +14,7 @@ from penstock.errors import (
     PenstockError,
     StorageFailed,
     UserFunctionError,
+    is_refused_write,
     sentence,
 )
 from penstock.graph.nodes import Graph, Keyed, Node, RowWise, describe_step
@@ -22,8 +22,6 @@ from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.spark.jvm import is_connection_lost, is_spark_error
 from penstock.user_code import is_users_code, short_path
 
-_WRITE_REFUSED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE})
-_WRITE_REFUSED_TEXT: Final = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
 _CONTEXT_STOPPED: Final = re.compile(r"stopped SparkContext|SparkContext was shut down|SparkContext has been shutdown")
 _USER_SQLSTATE: Final = re.compile(r"SQLSTATE: (?:22|42)\w{3}")
 """22: an expression cannot be computed for a row; 42: a plan is wrong. Both fail again after a retry."""
@@ -74,7 +72,7 @@ def _engine_error(error: BaseException) -> PenstockError | None:
 
 
 def _storage_error(error: BaseException, text: str) -> PenstockError | None:
-    if _WRITE_REFUSED_TEXT.search(text) or (isinstance(error, OSError) and error.errno in _WRITE_REFUSED):
+    if is_refused_write(error):
         return StorageFailed(
             f"Storage refused a write: {sentence(_first_line(text))} Free space, or make the folder writable."
         )

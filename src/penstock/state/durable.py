@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from penstock.clock import MIN_WATERMARK
-from penstock.errors import CheckpointAborted, LayerMissing
+from penstock.errors import CheckpointAborted, LayerMissing, is_refused_write
 from penstock.handles import LayerRef, StateHandle
 from penstock.spark.blocks import CachedUnion, frame_of_plan
 from penstock.state.compaction import (
@@ -79,7 +79,7 @@ class DurableLayers:
         self._group_rows = self._group_bytes = 0
         self._changing_keys = inf
         self._unnamed: dict[str, LayerRef] = {}  # layers that no snapshot has named
-        self._piece_failed = False
+        self._piece_failed = self._merge_failed = False
         self._merging_names: frozenset[str] = frozenset()
         # Layers that a merge or a restore is reading stay listed in checkpoints, or their files could be deleted.
         self._rebased = 0  # how often one layer replaced all that were there
@@ -105,7 +105,8 @@ class DurableLayers:
                 self._check_order(scope)
                 self._add(scope, writer)
                 self._added = (*self._added, self._group_bytes)[-SETTLED_AFTER:]
-                self._group, self._group_rows, self._group_bytes, self._piece_failed = None, 0, 0, False
+                self._group, self._group_rows, self._group_bytes = None, 0, 0
+                self._piece_failed = self._merge_failed = False
                 durable = True
                 self._drop_dead()
                 self._unnamed = {name: ref for name, ref in self._unnamed.items() if ref not in self._refs}
@@ -166,11 +167,12 @@ class DurableLayers:
             self._writing.release()
 
     def plan(self) -> Compaction | None:
-        """The next merge of durable layers, if any is due; none while a restore reads them.
+        """The next merge of durable layers, if any is due.
 
-        It names groups: all that was written for one snapshot counts as one layer.
+        None is while a restore reads them, nor after a refused write until a snapshot has been written. It names
+        groups: all that was written for one snapshot counts as one layer.
         """
-        if self._stack.loading:
+        if self._stack.loading or self._merge_failed:
             return None
         sized = [
             LayerSize(
@@ -188,6 +190,7 @@ class DurableLayers:
 
         It leaves out only windows that were closed at the last durable snapshot: a snapshot that is being written still
         needs the rest. Snapshots may be written meanwhile; if one of them replaces all layers, the merge is discarded.
+        If storage refuses a write, nothing changes: the layers are whole as they are.
 
         Args:
             between: called before each job, without a slot: a merge takes many, and other work must not wait for all.
@@ -215,12 +218,20 @@ class DurableLayers:
                 )
             except _OvertakenError:
                 pass
-            except Exception:
+            except Exception as error:
                 if self._rebased == rebased:  # else the files may be gone, and are not needed
-                    raise
+                    self._give_up_merge(error)
             finally:
                 self._end_merge(merged, rebased)
                 reader.close()
+
+    def _give_up_merge(self, error: Exception) -> None:
+        """Have the merge tried again after the next snapshot, if storage refused a write; else raise the error."""
+        if not is_refused_write(error):  # a layer that cannot be read has to be known before a restart needs it
+            raise error
+        self._merge_failed = True
+        uid = self._writer.layers_format.uid
+        log.warning("%s: Durable layers were not merged; that is tried again after a checkpoint: %s", uid, error)
 
     def _end_merge(self, merged: LayerRef | None, rebased: int) -> None:
         with self._writing:
