@@ -46,16 +46,16 @@ def _(put):
 
 @bug("piece-read", "a piece is deleted while a merge reads it", core=CORE, blind=True)
 def _(put):
-    real = DurableLayers._add
+    real = DurableLayers._drop_dead
 
-    def add(self, scope, writer):
+    def drop(self):
         names, self._merging_names = self._merging_names, frozenset()
         try:
-            real(self, scope, writer)
+            real(self)
         finally:
             self._merging_names = names
 
-    put(DurableLayers, "_add", add)
+    put(DurableLayers, "_drop_dead", drop)
 
 
 @bug("piece-kept", "a piece that no snapshot has named is never deleted", core=CORE, blind=True)
