@@ -328,17 +328,6 @@ class InternalError(PenstockError):
     """An invariant of penstock is broken. Please report it with the story in the message."""
 
 
-def assert_never(value: NoReturn) -> NoReturn:
-    """Close a ``match``: the type checker proves that no case is left (``typing`` has it only since Python 3.11)."""
-    msg = f"The case {value!r} was not expected."
-    raise InternalError(msg)
-
-
-# ---- pieces of messages ----------------------------------------------------------------------------------------------
-#
-# A message is one or more sentences. Each begins with a capital, a quoted name or code, and ends with a full stop or
-# a question mark. Another message takes it in after "prefix: ", unchanged.
-
 _WRITE_REFUSED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE})
 _WRITE_REFUSED_TEXT: Final = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
 
@@ -355,6 +344,17 @@ def is_refused_write(error: BaseException) -> bool:
         return True
     return _WRITE_REFUSED_TEXT.search(str(error)) is not None
 
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """Close a ``match``: the type checker proves that no case is left (``typing`` has it only since Python 3.11)."""
+    msg = f"The case {value!r} was not expected."
+    raise InternalError(msg)
+
+
+# ---- pieces of messages ----------------------------------------------------------------------------------------------
+#
+# A message is one or more sentences. Each begins with a capital, a quoted name or code, and ends with a full stop or
+# a question mark. Another message takes it in after "prefix: ", unchanged.
 
 _COLUMNS_SHOWN: Final = 20
 

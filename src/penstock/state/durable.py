@@ -167,10 +167,10 @@ class DurableLayers:
             self._writing.release()
 
     def plan(self) -> Compaction | None:
-        """The next merge of durable layers, if any is due.
+        """The next merge of durable layers, if any is due; it names groups.
 
-        None is while a restore reads them, nor after a refused write until a snapshot has been written. It names
-        groups: all that was written for one snapshot counts as one layer.
+        None is due while a restore reads them, and after a refused write until a snapshot has been written. A group is
+        all that was written for one snapshot, and counts as one layer.
         """
         if self._stack.loading or self._merge_failed:
             return None
