@@ -95,6 +95,8 @@ def uninterrupted(
     verdict = judge(home, feed)
     problems += [f"uninterrupted: {problem}" for problem in verdict.problems]
     told = json.loads(report.read_text(encoding="utf-8"))
+    if told["restarts"]:  # the counters count rows again then
+        problems.append(f"the uninterrupted run restarted {told['restarts']} times: {told['last_failure']}")
     read = told["rows_read"].get("lines", 0) - flush_rows
     late, bad = told["counters"].get("totals.late", 0), told["rows_written"].get("bad-out", 0)
     if read != verdict.rows or verdict.in_windows + late + bad != read:

@@ -81,5 +81,7 @@ def run_without_interruption(job, state, report):
         "rows_written": dict(done.rows_written),
         "counters": {f"{step}.{name}": amount for (step, name), amount in done.counters.items()},
         "checkpoints": done.checkpoints,
+        "restarts": done.restarts,
+        "last_failure": done.last_failure,
     }
     Path(report).write_text(json.dumps(content), encoding="utf-8")

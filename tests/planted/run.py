@@ -1,6 +1,6 @@
 """Plants each bug and lets the simulation look for it, then the core tests; prints who found what.
 
-python -m planted.run [--seeds 1500] [--seconds 60] [names…]
+python -m planted.run [--seeds 1500] [--seconds 200] [names…]
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def look(name: str, seeds: int, seconds: float) -> list[object]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=1500)
-    parser.add_argument("--seconds", type=float, default=50, help="of CPU, for each bug")
+    parser.add_argument("--seconds", type=float, default=200, help="of CPU, for each bug")
     parser.add_argument("names", nargs="*")
     asked = parser.parse_args()
     rows: list[list[object]] = []
