@@ -187,6 +187,24 @@ def test_windows_that_are_closed_by_the_next_checkpoint_as_things_go_make_no_pie
     assert state.durable.is_piece_due(), "and nothing is expected of it any more"
 
 
+def test_windows_make_no_piece_where_time_goes_on_for_long_without_a_checkpoint(state: State) -> None:
+    state.stack.close_windows(100)
+    state.stack.close_windows(150)
+    soon = state.batch(end=200)
+    assert not state.durable.is_piece_due(), "no checkpoint yet: it may go from 100 to 200"
+    later = state.batch(end=201)
+    assert state.durable.is_piece_due()
+    assert state.batches_of(state.checkpoint()) == [soon, later]
+    state.stack.close_windows(250)
+    state.batch(end=251)
+    assert state.durable.is_piece_due(), "a checkpoint that is a little late changes nothing"
+    state.stack.close_windows(251)
+    state.batch(end=352)
+    assert not state.durable.is_piece_due(), "150 to 251 is more than twice the 50 of before"
+    state.batch(end=353)
+    assert state.durable.is_piece_due()
+
+
 def test_keys_that_are_few_change_again_and_wait_for_the_checkpoint(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:

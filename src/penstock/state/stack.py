@@ -332,9 +332,11 @@ class Stack:
         """The layers that ``begin_piece`` would have made durable, but for those that are not worth a piece.
 
         If the horizon rises as much until the next snapshot as between the last two, layers below it are dead by then.
+        If it has risen much more already, it is expected to rise as much again: the first snapshot may be an hour away.
         """
         with self._lock:
-            expected = self._snapshot_horizon + self._advance
+            risen = self._horizon - self._snapshot_horizon
+            expected = self._snapshot_horizon + (2 * risen if risen > 2 * self._advance else self._advance)
             alive = [layer for layer in self._not_durable() if layer.last_end > expected]
             return self._sizes(alive) if self._may_write_pieces() else ()
 
