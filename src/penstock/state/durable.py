@@ -16,6 +16,7 @@ from penstock.errors import CheckpointAborted, LayerMissing, is_refused_write
 from penstock.handles import LayerRef, StateHandle
 from penstock.spark.blocks import CachedUnion, frame_of_plan
 from penstock.state.compaction import (
+    PIECE_ROWS,
     PIECE_SHARE,
     Compaction,
     LayerSize,
@@ -129,7 +130,7 @@ class DurableLayers:
         return self._changing_keys
 
     def note_merge(self, rows: int, merged: int) -> None:
-        """Learn from ``rows`` of layers in memory, which are ``merged`` rows now, how many keys change.
+        """Learn from ``rows`` of layers in memory, which are ``merged`` rows now or in a file, how many keys change.
 
         Where they are few, a row that is written now changes again before the checkpoint: then it waits.
         """
@@ -296,6 +297,8 @@ class DurableLayers:
         plan = self._cached_union.stacked([layer.frame for layer in layers])
         rows = union_layers(layers) if plan is None else frame_of_plan(plan, writer.session)
         ref = writer.write(lambda _: rows, stats, horizon=horizon, live_rows=self._stack.rows)
+        if len(layers) > 1 and stats.rows >= PIECE_ROWS:  # few rows say little
+            self.note_merge(stats.rows, ref.rows)
         self._group_rows += ref.rows
         self._group_bytes += ref.bytes
         if self._group is None:
