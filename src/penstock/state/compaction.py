@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -105,21 +105,32 @@ def plan_crowded_compaction(layers: Sequence[LayerSize], *, fan: int, limit: int
     return None
 
 
-def changing_keys(rows: int, merged: int) -> float:
-    """About how many keys change, if ``rows`` of several layers are ``merged`` rows once merged.
+def changing_keys(rows: Sequence[int], merged: int) -> float:
+    """About how many keys change, if layers of so many ``rows`` each are ``merged`` rows once merged.
 
-    >>> [changing_keys(1_000, merged) for merged in (1_000, 990, 100)]
-    [inf, 50000.0, 100]
+    >>> [round(found) if found < inf else found for found in (changing_keys([100, 50], n) for n in (150, 145, 100, 60))]
+    [inf, 1000, 100, 60]
     """
-    if merged == rows:
+    if merged == sum(rows):
         return inf
-    # of n rows that each fall on any of k keys with the same chance, about n² / 2k meet another one
-    return merged if 2 * merged < rows else rows * rows / (2 * (rows - merged))
+
+    def expected(keys: float) -> float:
+        """What they would be if each had rows of as many keys, drawn by chance."""
+        return keys * (1 - prod(max(0.0, 1 - count / keys) for count in rows))
+
+    least, most = 0.0, float(merged)
+    while most and expected(most) < merged:
+        least, most = most, 2 * most
+    for _ in range(20):
+        middle = (least + most) / 2
+        least, most = (middle, most) if middle and expected(middle) < merged else (least, middle)
+    return most
 
 
 def is_piece(layers: Sequence[LayerSize], *, room: float) -> bool:
     """Whether layers that are not durable surely have ``PIECE_ROWS`` rows once merged, and no more than ``room``."""
-    return PIECE_ROWS <= max((layer.rows for layer in layers), default=0) <= room
+    rows = [layer.rows for layer in layers]
+    return max(rows, default=0) >= PIECE_ROWS and sum(rows) <= room
 
 
 def plan_piece_merge(layers: Sequence[LayerSize], *, room: float) -> Compaction | None:

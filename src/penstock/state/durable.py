@@ -129,8 +129,8 @@ class DurableLayers:
         """About how many keys change: see ``changing_keys``."""
         return self._changing_keys
 
-    def note_merge(self, rows: int, merged: int) -> None:
-        """Learn from ``rows`` of layers in memory, which are ``merged`` rows now or in a file, how many keys change.
+    def note_merge(self, rows: Sequence[int], merged: int) -> None:
+        """Learn from the ``rows`` of each of some layers, which are ``merged`` rows now, how many keys change.
 
         Where they are few, a row that is written now changes again before the checkpoint: then it waits.
         """
@@ -298,7 +298,7 @@ class DurableLayers:
         rows = union_layers(layers) if plan is None else frame_of_plan(plan, writer.session)
         ref = writer.write(lambda _: rows, stats, horizon=horizon, live_rows=self._stack.rows)
         if len(layers) > 1 and stats.rows >= PIECE_ROWS:  # few rows say little
-            self.note_merge(stats.rows, ref.rows)
+            self.note_merge([layer.rows for layer in layers], ref.rows)
         self._group_rows += ref.rows
         self._group_bytes += ref.bytes
         if self._group is None:

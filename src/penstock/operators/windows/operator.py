@@ -319,7 +319,7 @@ class WindowOperator:
         try:
             if layers:
                 merged = self._merged_in_parts(layers, compaction, slot, between)
-                self._durable.note_merge(sum(layer.rows for layer in layers), merged.rows if merged else 0)
+                self._durable.note_merge([layer.rows for layer in layers], merged.rows if merged else 0)
                 self._stack.replace(layers, merged)
                 self._context.count("compacted", len(layers))
         finally:
