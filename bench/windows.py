@@ -27,8 +27,6 @@ sys.path[:0] = [str(HERE)]
 import result  # noqa: E402 - found through the path above
 from engines import Load, Phases, Speed, compare, emptied, penstock, plain_job, structured_streaming  # noqa: E402
 
-from penstock.connectors.staging import StagingWriter  # noqa: E402
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -95,7 +93,7 @@ def _rate(speed: Speed) -> float:
 
 def without_checkpoints(spark: SparkSession, load: Load, folder: Path, phases: Phases) -> Speed:
     """penstock with the first checkpoint in an hour, but with output in files as it comes: the others write it too."""
-    with patch.object(StagingWriter, "_may_keep", return_value=False):
+    with patch("penstock.connectors.staging.LARGE_BATCH", 0):  # a batch as large is not kept in memory
         return penstock(spark, load, folder, phases, every="1h")
 
 

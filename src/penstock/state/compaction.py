@@ -118,12 +118,12 @@ def changing_keys(rows: Sequence[int], merged: int) -> float:
         """What they would be if each had rows of as many keys, drawn by chance."""
         return keys * (1 - prod(max(0.0, 1 - count / keys) for count in rows))
 
-    least, most = 0.0, float(merged)
+    least = most = float(merged)  # there are no fewer
     while most and expected(most) < merged:
         least, most = most, 2 * most
-    for _ in range(20):
+    while most - least > least / 1e6:
         middle = (least + most) / 2
-        least, most = (middle, most) if middle and expected(middle) < merged else (least, middle)
+        least, most = (middle, most) if expected(middle) < merged else (least, middle)
     return most
 
 
