@@ -16,14 +16,13 @@ classes, which ``penstock run`` makes at its first orderly end; here it is made 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -102,6 +101,7 @@ class Child:
         variables = os.environ | archive(home, use)
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables)
+        atexit.register(self._process.kill)  # if the bench fails; it would write on into a folder that is deleted
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -236,11 +236,7 @@ def by_company(batches: list[Told], others: list[Told]) -> tuple[tuple[float, ..
 
 def main() -> int:
     arguments = _arguments()
-    home = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-    try:
-        figures, details = _measure(home, arguments)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    figures, details = _measure(result.bench_folder(), arguments)
     result.show("checkpoints", ["figure", "value"], [[name, value] for name, value in figures.items()])
     if arguments.gigabytes >= 1:
         print(f"written: {result.save('checkpoint', figures, settings=vars(arguments), details=details)}")

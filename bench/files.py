@@ -15,7 +15,6 @@ import argparse
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -153,7 +152,7 @@ def main() -> int:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory {HEAP} pyspark-shell"
     from penstock.spark.session import make_session
 
-    home = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    home = result.bench_folder()
     print(
         f"writing {arguments.files:,} small files, and one of {arguments.megabytes} MB …", file=sys.stderr, flush=True
     )

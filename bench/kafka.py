@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +105,7 @@ def main() -> int:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory {HEAP} {connector_options()} pyspark-shell"
     from penstock.spark.session import make_session
 
-    home = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    home = result.bench_folder()
     sizes = {size: rows for size, rows in ROWS.items() if arguments.rows in (None, rows)}
     figures: dict[str, result.Figure] = {}
     table, details = [], []

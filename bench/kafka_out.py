@@ -229,7 +229,7 @@ def main() -> int:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory {HEAP} {connector_options()} pyspark-shell"
     from penstock.spark.session import make_session
 
-    home = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    home = result.bench_folder()
     figures: dict[str, result.Figure] = {}
     with broker(home / "broker") as kafka:
         spark = make_session("bench")

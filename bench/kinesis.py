@@ -19,7 +19,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -136,7 +135,7 @@ def live(spark: SparkSession, server: KinesisServer, folder: Path, arguments: ar
 def measure(spark: SparkSession, arguments: argparse.Namespace) -> dict[str, result.Figure]:
     """The figures of a run, on a stream of its own."""
     os.environ["BENCH_SECRET"] = "none"
-    home = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    home = result.bench_folder()
     with kinesis_server("kinesalite", home / "server") as server:
         client = server.client()
         client.create_stream(StreamName=STREAM, ShardCount=arguments.shards)

@@ -22,7 +22,6 @@ import itertools
 import os
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -290,7 +289,7 @@ def main() -> int:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory 4g {connector_options()} pyspark-shell"
     from penstock.spark.session import make_session
 
-    home = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    home = result.bench_folder()
     runs: list[Run] = []
     with broker(home / "broker") as kafka:
         spark, topics = make_session("latency"), Topics(kafka.servers)

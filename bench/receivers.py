@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -154,7 +153,7 @@ def main() -> int:
     os.environ["PYSPARK_SUBMIT_ARGS"] = "--driver-memory 4g pyspark-shell"
     from penstock.spark.session import make_session
 
-    home, spark = Path(tempfile.mkdtemp(prefix="penstock-bench-")), make_session("receivers")
+    home, spark = result.bench_folder(), make_session("receivers")
     rows: list[list[object]] = []
     loads: dict[int, Load] = {}
     for clients in arguments.clients:

@@ -1,12 +1,15 @@
-"""What every bench prints and keeps: a table, a JSON file with its surroundings, one RESULT line. Measures nothing."""
+"""What every bench has: a folder, a table, a JSON file with its surroundings, one RESULT line. Measures nothing."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +24,13 @@ PACKAGES = ("penstock", "pyspark", "pyarrow", "pandas", "duckdb")
 _TURNS = 20_000_000
 
 Figure = int | float | str | bool | None
+
+
+def bench_folder() -> Path:
+    """A new folder for what a bench writes, deleted when its process ends."""
+    made = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
 def surroundings() -> dict[str, object]:

@@ -12,9 +12,7 @@ the state directory.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -204,12 +202,8 @@ def judge(samples: list[Sample]) -> dict[str, result.Figure]:
 
 def main() -> int:
     arguments = _arguments()
-    home = Path(tempfile.mkdtemp(prefix="penstock-soak-"))
     pace = Pace(keys=1_000_000, window="30 seconds", fails=True) if arguments.fails else Pace()
-    try:
-        samples, batches = measure(make_session("soak"), home, pace, arguments.minutes * 60)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    samples, batches = measure(make_session("soak"), result.bench_folder(), pace, arguments.minutes * 60)
     figures = judge(samples) | {"failed_checkpoints": batches.failed}
     rows = [[number, *sample.values()] for number, sample in enumerate(samples, start=1)]
     result.show("thirds", ["third", *samples[0]], rows)

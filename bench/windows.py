@@ -14,7 +14,6 @@ import argparse
 import os
 import statistics
 import sys
-import tempfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -100,7 +99,7 @@ def without_checkpoints(spark: SparkSession, load: Load, folder: Path, phases: P
 def main() -> int:
     arguments = _arguments()
     phases = Phases(arguments.warm, arguments.seconds)
-    home = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    home = result.bench_folder()
     bench = Bench(_session(), home, phases, arguments.rounds)
     figures: dict[str, result.Figure] = {}
     table = []
