@@ -21,8 +21,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 KEYS, CHANGES = 20_000, 16_000
 
-CHECKPOINTS = 20
-"""A merge of all layers comes round in so many, also if layers in memory count most keys three times over meanwhile."""
+CHECKPOINTS, INTERVALS = 20, 3
+"""A merge of all layers comes round in so many checkpoints, also if layers in memory count most keys three times over
+meanwhile. On a busy machine they count them six times over: then it comes in a later interval.
+"""
 
 
 def begun(spark, folder: Path, phase: str) -> tuple[ps.Job, checkpoint.Story]:
@@ -45,7 +47,10 @@ def test_half_as_much_again_is_written_as_keys_change_at_most(spark, tmp_path):
     files = checkpoint.Files(tmp_path / "state")
     changing, story = begun(spark, tmp_path, "change")
     story.wait("checkpoint", 2)
-    taken = checkpoint.interval(story.wait, story, files, CHECKPOINTS)
+    for _ in range(INTERVALS):
+        taken = checkpoint.interval(story.wait, story, files, CHECKPOINTS)
+        if taken.written > taken.by_checkpoints:
+            break
     changing.stop()
     files.end()
     assert len(taken.durations) == len(taken.stalls) == len(taken.rows) == CHECKPOINTS
