@@ -153,7 +153,10 @@ class Files:
         self._follower.join()
 
     def look(self) -> None:
-        """Take in what is there now, but for complete layers: to read thousands of folders took half a core."""
+        """Take in what is there now, but for layers that look complete: to read thousands of folders took half a core.
+
+        A layer whose last job takes longer than ``CALM`` looks complete too early. Then a manifest tells its files.
+        """
         for layer in self._folder.glob("*/state/*/*/*"):
             now = time.time()
             with suppress(FileNotFoundError):
@@ -162,7 +165,10 @@ class Files:
                     self._looked[layer] = now
         for entry in sorted(self._folder.glob("*/log/*"))[-2:]:
             if entry not in self._listed:
-                self.by_checkpoints |= {path: length for level, path, length in listed(entry) if level == 0}
+                for level, path, length in listed(entry):
+                    self.seen[str(entry.parents[1] / path)] = length
+                    if level == 0:
+                        self.by_checkpoints[path] = length
                 self._listed.add(entry)
 
     def _follow(self) -> None:

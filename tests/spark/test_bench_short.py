@@ -49,7 +49,8 @@ def test_half_as_much_again_is_written_as_keys_change_at_most(spark, tmp_path):
     story.wait("checkpoint", 2)
     for _ in range(INTERVALS):
         taken = checkpoint.interval(story.wait, story, files, CHECKPOINTS)
-        if taken.written > taken.by_checkpoints:
+        # A checkpoint that is under way at the end has written bytes of its own that no manifest lists yet.
+        if taken.written > (1 + 1.5 / CHECKPOINTS) * taken.by_checkpoints:
             break
     changing.stop()
     files.end()
