@@ -293,6 +293,15 @@ def test_L2_an_expected_tail_that_moved_refuses(filesystem):
     assert claim(filesystem, expect_tail=1).generation == 2
 
 
+def test_L2_an_expected_log_with_other_bytes_at_its_end_refuses(filesystem):
+    put(filesystem, CLAIM, manifest(1))
+    seen = log_on(filesystem)[0].read().mark
+
+    with pytest.raises(StateDirectoryRefused, match=r"entry 1 \(000000000000\) was expected, .* entry 1 .* Plan again"):
+        claim(filesystem, expect=replace(seen, tail_hash="0" * 64))
+    assert claim(filesystem, expect=seen).generation == 2
+
+
 def test_L3_an_unknown_claim_that_landed_is_ours(filesystem):
     filesystem.lose_answer("create")
     log, pause = log_on(filesystem)

@@ -13,7 +13,11 @@ from simulation import exports, mistakes
 RECOVERY = "core/test_recovery.py"
 
 
-@bug("refusal-condemned", "a number of a condemned checkpoint is taken for one that can be restored", core=RECOVERY)
+@bug(
+    "refusal-condemned",
+    "a number of a condemned checkpoint is taken for one that can be restored",
+    core="core/test_cli_plan.py",
+)
 def _(put):
     real = start.resolve_checkpoint
     put(start, "resolve_checkpoint", lambda history, text: int(text) if text.isdecimal() else real(history, text))
@@ -29,12 +33,12 @@ def _(put):
     put(start, "resolve_checkpoint", resolve)
 
 
-@bug("refusal-name-moves", "a savepoint's name that is taken is given again", core=RECOVERY)
+@bug("refusal-name-moves", "a savepoint's name that is taken is given again")
 def _(put):
     put(mistakes, "name_conflict", lambda history, name: None)
 
 
-@bug("refusal-merged", "two steps of a checkpoint become one, by a rename", core=RECOVERY)
+@bug("refusal-merged", "two steps of a checkpoint become one, by a rename", core="core/test_renaming.py")
 def _(put):
     real = recovery._check_pair
     put(recovery, "_check_pair", lambda target, recorded, old, new: real(target, {old.uid: old}, old, new))
@@ -87,7 +91,7 @@ def _(put):
     put(log.Log, "_refuse_strange", lambda self, history, tail, mark: real(self, history, tail, None))
 
 
-@bug("refusal-reaches-out", "an export may name files outside of its folder", core="core/test_import.py")
+@bug("refusal-reaches-out", "an export may name files outside of its folder", core="core/test_export.py")
 def _(put):
     put(export.paths, "is_ours", lambda path: True)
     put(export, "is_received_file", lambda path: True)
