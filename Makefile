@@ -87,7 +87,7 @@ replay: $(INSTALLED) ## tell the story of one simulated SEED, step by step; WATC
 exhaust: $(INSTALLED) ## every schedule of small simulated worlds; larger ones for SECONDS_EACH=60
 	@cd tests && ../$(BIN)/python -m simulation.exhaustive $(or $(SECONDS_EACH),60)
 
-planted: $(INSTALLED) ## take each rule away and see who notices; BUGS="L3 R4" tries some
+planted: $(INSTALLED) ## take each rule away and see who notices; BUGS="L3 R4" tries some, BUGS=--core-only their tests
 	@$(WITH_JAVA) cd tests && ../$(BIN)/python -m planted.run $(BUGS)
 
 mutants: $(INSTALLED) $(CLASSES) ## a hundred small bugs in the data side, and the test that finds each; ARGS="state-034 …" tries some

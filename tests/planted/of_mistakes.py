@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock.admin import savepoints
 from penstock.checkpoint import export, exported_blocks, log, received, recovery
 from penstock.checkpoint.recovery import MatchedSteps
+from penstock.control import server
 from penstock.job import received_rows, start
 from planted.bug import bug
 from simulation import exports, mistakes
@@ -36,6 +38,26 @@ def _(put):
 @bug("refusal-name-moves", "a savepoint's name that is taken is given again")
 def _(put):
     put(mistakes, "name_conflict", lambda history, name: None)
+
+
+@bug(
+    "refusal-name-asked",
+    "a running job gives the name of a savepoint again",
+    core="core/test_control_requests.py core/test_control_asking.py",
+    blind=True,
+)
+def _(put):
+    put(server, "name_conflict", lambda history, name: None)
+
+
+@bug(
+    "refusal-name-stopped",
+    "a savepoint of a job that has stopped takes the name of another",
+    core="core/test_cli_savepoint.py",
+    blind=True,
+)
+def _(put):
+    put(savepoints, "name_conflict", lambda history, name: None)
 
 
 @bug("refusal-merged", "two steps of a checkpoint become one, by a rename", core="core/test_renaming.py")
